@@ -1,0 +1,1 @@
+"""The arithmetic contract: NumPy reference, fast backends, digests."""
