@@ -1,0 +1,39 @@
+# Everything sets itself up: the first target that needs it makes .venv. Nothing is compiled, nothing installed system-wide.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+# These change speed, not bits: torch's and Numba's thread pools must not spin against each other.
+export OMP_WAIT_POLICY := PASSIVE
+export NUMBA_THREADING_LAYER := workqueue
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-slow test lint serve clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=/path/to/python3.11")'
+	@echo "Setting up .venv (about two minutes, once) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: .venv/installed ## raw text to audited steps, on this computer (about 7 minutes)
+	$(BIN)/python -m flows.demo
+
+demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: the same roots, under 25 minutes
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
+
+test: lint ## style, types and all tests (under 15 minutes)
+	$(BIN)/python -m pytest
+
+lint: .venv/installed ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+serve: .venv/installed ## the UI with the runs' history, and a worker that starts deployments
+	$(BIN)/python -m flows.server
+
+clean: ## remove the environment and all runs
+	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache
