@@ -1,0 +1,64 @@
+"""Every error that a person may see, each with the exit code that the command line returns.
+
+0 is success, 1 any failure without a code of its own, 2 wrong usage; 10 to 13 are the verdicts of an audit
+(`storage/audit/verdict.py`), and the same codes serve wherever the same thing is found outside an audit.
+"""
+
+
+class VerbatimError(Exception):
+    """What is wrong, with both values; its likely cause; the next command."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, cause: str = "", next_step: str = "") -> None:
+        self.message = message
+        self.cause = cause
+        self.next_step = next_step
+        lines = [message]
+        if cause:
+            lines.append(f"  likely cause: {cause}")
+        if next_step:
+            lines.append(f"  next: {next_step}")
+        super().__init__("\n".join(lines))
+
+
+class UsageError(VerbatimError):
+    """The caller asked for something that has no meaning."""
+
+    exit_code = 2
+
+
+class StorageError(VerbatimError):
+    """The store could not do what was asked: disk full, no permission, a broken file system."""
+
+
+class Halted(VerbatimError):
+    """The spike protocol stopped the run: going on would train on a diverging model."""
+
+
+class Divergence(VerbatimError):
+    """A recomputed step or object differs from the recorded one."""
+
+    exit_code = 10
+
+
+class InputFault(VerbatimError):
+    """Something read has another digest, size or form than was promised."""
+
+    exit_code = 11
+
+
+class MissingObject(InputFault):
+    """An object that must be there is not."""
+
+
+class MachineFault(VerbatimError):
+    """This machine disagrees with itself or with the conformance vectors."""
+
+    exit_code = 12
+
+
+class Refused(VerbatimError):
+    """There is nothing to compare with, or what was asked would overwrite something."""
+
+    exit_code = 13
