@@ -1,0 +1,1 @@
+"""The run's specification, the transformer, its optimizer, schedules and the one step function."""
