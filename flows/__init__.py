@@ -1,1 +1,5 @@
-"""Prefect flows and the command line; the environment that every process of the project needs is set here."""
+"""Prefect flows and the command line. Importing this package sets the environment its processes run under."""
+
+from flows import environment
+
+environment.apply()
