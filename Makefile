@@ -29,7 +29,6 @@ test: lint ## style, types and all tests (under 15 minutes)
 
 lint: .venv/installed ## style and types
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 serve: .venv/installed ## the UI with the runs' history, and a worker that starts deployments

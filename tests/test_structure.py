@@ -1,4 +1,4 @@
-"""The shape of the project, checked: who may import whom, sizes of files and functions, and what may never be called."""
+"""The shape of the project, checked: who may import whom, sizes of files and functions, what is never called."""
 
 from __future__ import annotations
 

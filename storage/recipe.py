@@ -1,0 +1,94 @@
+"""A recipe: one YAML file that says everything a run needs, checked before anything starts.
+
+    mix:   which text, how it is cut into windows          -> MixSpec, digested into the mix root
+    run:   the model, its arithmetic, optimizer, schedule  -> RunSpec, digested into the ledger's header
+    plan:  when to checkpoint, where segments end          -> Plan, in no digest: it changes no bit of any state
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from model import schedule
+from model.spec import RunSpec
+from storage.corpus.spec import MixSpec
+from storage.errors import UsageError
+
+
+class Plan(BaseModel):
+    """How a run is carried out. Steps are counted from 0; "every k" means after k, 2k, 3k, ... steps, and at the end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    checkpoint_every: int = Field(ge=1)
+    diagnostics_every: int = Field(default=10, ge=1)
+    segment_ends: tuple[int, ...] = Field(default=(), strict=False)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if list(self.segment_ends) != sorted(set(self.segment_ends)) or any(end < 1 for end in self.segment_ends):
+            raise ValueError(f"segment_ends is {list(self.segment_ends)}; allowed: increasing step numbers from 1")
+        return self
+
+
+class Recipe(BaseModel):
+    """The three parts of a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mix: MixSpec
+    run: RunSpec
+    plan: Plan
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps of the whole run."""
+        return schedule.total_steps(self.run)
+
+    def stops(self) -> list[int]:
+        """The step counts at which a segment ends: those planned, then the end of the run."""
+        return [end for end in self.plan.segment_ends if end < self.steps] + [self.steps]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice; YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            line = node.start_mark.line + 1
+            raise yaml.constructor.ConstructorError(problem=f"line {line}: key given twice: {', '.join(twice)}")
+        return super().construct_mapping(node, deep)
+
+
+def load(path: str | Path) -> Recipe:
+    """Read and check a recipe. Raises UsageError that names the file, the field, the value and what is allowed."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the recipe {path} cannot be read: {error.strerror}",
+            cause="a wrong name, or a path relative to another folder",
+            next_step="ls deployments/recipes",
+        ) from None
+    try:
+        return Recipe.model_validate(yaml.load(text, Loader=_Loader))
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not valid YAML: {error}", cause="indentation or a missing quote") from None
+    except ValidationError as error:
+        raise UsageError(_explain(path, error), next_step=f"compare {path} with deployments/recipes/demo.yaml") from None
+
+
+def _explain(path: Path, error: ValidationError) -> str:
+    lines = [f"{path} is not a valid recipe:"]
+    for fault in error.errors():
+        field = ".".join(str(part) for part in fault["loc"]) or "recipe"
+        given = "" if fault["type"] == "missing" else f" (given: {str(fault['input'])[:80]!r})"
+        lines.append(f"  {field}: {fault['msg'].removeprefix('Value error, ')}{given}")
+    return "\n".join(lines)
