@@ -1,0 +1,76 @@
+"""Run a module in a process that ends when its parent does: `python -m tasks.leash MODULE ARGUMENTS...`.
+
+The parent holds the other end of this process's standard input. When the parent dies, however it dies, the pipe
+closes; this process then asks itself to stop (SIGTERM), and is gone ten seconds later at the latest.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+PATIENCE = 10.0  # seconds between asking and ending
+
+
+def start(module: str, arguments: Sequence[str], output: int | IO[bytes], errors: int | IO[bytes] | None,
+          env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Start MODULE on a leash, as the leader of its own process group. The caller must keep the returned object alive."""
+    command = [sys.executable, "-m", "tasks.leash", module, *arguments]
+    project = str(Path(__file__).resolve().parent.parent)
+    environment = {**os.environ, **(env or {})}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+        env=environment,
+        cwd=project,
+    )
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> int:
+    """End the process and its whole group: politely first, then by force. Returns its exit status."""
+    if process.poll() is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            pass
+    _signal_group(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass  # everyone in the group is gone already
+
+
+def _watch_parent() -> None:
+    # os.read rather than sys.stdin: its lock would be held when the interpreter shuts down.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os._exit(1)
+
+
+def main() -> None:
+    """Watch the parent from a thread and run the module as `__main__` in this one."""
+    threading.Thread(target=_watch_parent, daemon=True).start()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

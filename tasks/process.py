@@ -1,0 +1,92 @@
+"""Run one of the project's own modules in a process of its own and listen to what it reports.
+
+The child writes one JSON object per line to its standard output: any number of events, and at the end
+{"event": "result", ...} or {"event": "error", "message": ..., "exit_code": ...}. It is a child, not a thread, so that
+it can be killed without harm, starts with clean memory and thread pools, and never outlives whoever asked for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from storage.errors import VerbatimError
+from tasks import leash
+
+Event = dict[str, Any]
+
+
+class ChildKilled(VerbatimError):
+    """The child ended by a signal that nobody here sent: a kill, or the system out of memory."""
+
+
+class ChildFailed(VerbatimError):
+    """The child reported an error, which is passed on with its exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run(module: str, request: Event, on_event: Callable[[Event], None] = lambda event: None) -> Event:
+    """Run MODULE with `request` as its one argument (JSON); return its result event.
+
+    Must be called in the main thread of a flow: a cancellation arrives there, as a BaseException, and ends the whole
+    process group of the child before it goes on. Raises ChildKilled or ChildFailed.
+    """
+    child = leash.start(module, [json.dumps(request)], subprocess.PIPE, None)
+    try:
+        result = _listen(child, on_event)
+        status = child.wait()
+    except BaseException:
+        leash.stop(child)
+        raise
+    leash.stop(child, patience=0)
+    if status < 0:
+        name = signal.Signals(-status).name
+        raise ChildKilled(
+            f"{module} (process {child.pid}) was ended by {name}",
+            cause="someone killed it, or the system ran out of memory",
+            next_step="start it again: it goes on from its newest whole checkpoint",
+        )
+    if status or result.get("event") != "result":
+        message = str(result.get("message", f"{module} ended with exit code {status} and gave no result"))
+        raise ChildFailed(message, int(result.get("exit_code", status or 1)))
+    return result
+
+
+def _listen(child: subprocess.Popen[bytes], on_event: Callable[[Event], None]) -> Event:
+    last: Event = {}
+    assert child.stdout is not None
+    for line in child.stdout:
+        last = json.loads(line)
+        on_event(last)
+    return last
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Report one event to the parent."""
+    os.write(_REPORT, json.dumps({"event": event, **fields}).encode() + b"\n")
+
+
+# The descriptor that events go to; what a library prints goes to standard error instead, see `reporting`.
+_REPORT = 1
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[Event]:
+    """For a child's main: yields the request, keeps stray prints out of the events, turns errors into an error event."""
+    global _REPORT
+    _REPORT = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield json.loads(sys.argv[1])
+    except VerbatimError as error:
+        emit("error", message=str(error), exit_code=error.exit_code)
+        sys.exit(error.exit_code)

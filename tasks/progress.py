@@ -1,0 +1,84 @@
+"""How far a task is: a progress artifact for the UI, and the same reports for whoever listens in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+EVERY = 2.0  # seconds between two updates of the artifact: each is a request to the server
+
+
+@dataclass(frozen=True)
+class Report:
+    """`done` of `total` `unit`s of a phase, after `seconds`; `note` is one short remark, such as the loss."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+    seconds: float
+    note: str = ""
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds still to go at the pace so far; None before the first unit is done."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else None
+
+    def __str__(self) -> str:
+        left = "" if self.remaining is None else f", about {duration(self.remaining)} left"
+        return f"{self.done:,} of {self.total:,} {self.unit}{left}" + (f"; {self.note}" if self.note else "")
+
+
+_listeners: list[Callable[[Report], None]] = []
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[Report], None]) -> Iterator[None]:
+    """Call `listener` with every report of this process, for as long as the block lasts."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+class Progress:
+    """One phase's progress. Call it with the units done so far; the artifact is created by the first call."""
+
+    def __init__(self, phase: str, key: str, total: int, unit: str) -> None:
+        self.phase, self.key, self.total, self.unit = phase, key, total, unit
+        self._began = time.monotonic()
+        self._sent = 0.0
+        self._artifact: UUID | None = None
+
+    def __call__(self, done: int, note: str = "") -> None:
+        report = Report(self.phase, done, self.total, self.unit, time.monotonic() - self._began, note)
+        for listener in _listeners:
+            listener(report)
+        if done >= self.total or time.monotonic() - self._sent >= EVERY:
+            self._send(report)
+
+    def _send(self, report: Report) -> None:
+        self._sent = time.monotonic()
+        share = min(100.0, 100.0 * report.done / max(report.total, 1))
+        text = f"{report.phase}: {report}"
+        if self._artifact is None:
+            created = create_progress_artifact(share, key=self.key, description=text)
+            assert isinstance(created, UUID)
+            self._artifact = created
+        else:
+            update_progress_artifact(self._artifact, progress=share, description=text)
+
+
+def duration(seconds: float) -> str:
+    """`75` -> "1 min 15 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

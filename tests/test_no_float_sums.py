@@ -1,0 +1,77 @@
+"""No float is ever summed over an index in `kernels/` and `model/`: rule 1 of the arithmetic contract, checked by reading.
+
+A reduction must say that it sums integers (`dtype=np.int64` or `np.int32`), or stand in SITES with the reason why no
+order of its additions can change its result. `tests/kernels/test_float_sums_at_run_time.py` watches real steps, and
+reads the compiled kernels, for what this cannot see.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("kernels", "model")
+
+# Everything by which NumPy, torch, Python or an array method adds up elements.
+REDUCTIONS = {
+    *("sum", "nansum", "fsum", "sumprod", "mean", "nanmean", "fmean", "average", "cumsum", "cumulative_sum", "prod"),
+    *("var", "std", "norm", "trace", "logsumexp", "softmax", "log_softmax", "logcumsumexp", "cross_entropy"),
+    *("dot", "vdot", "vecdot", "inner", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "addbmm", "einsum"),
+    *("tensordot", "linear", "bilinear", "convolve", "correlate", "conv1d", "conv2d", "multi_dot", "matrix_power"),
+    *("scaled_dot_product_attention", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"),
+    *("bincount", "histogram", "trapezoid", "interp", "reduce", "reduceat", "accumulate", "at"),
+    *("layer_norm", "rms_norm", "normalize", "cdist", "allreduce", "all_reduce", "gemm", "sgemm", "dgemm"),
+}
+INTEGER_DTYPES = {"np.int64", "np.int32", "torch.int64", "torch.int32"}
+
+# (file, function, what): why the order of the additions cannot matter there.
+SITES = {
+    ("kernels/reference/products.py", "integer_product", "@"): "int8 codes in float64: every partial sum is below 2^53",
+    ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
+    ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
+}
+
+
+def test_no_float_sum_is_written() -> None:
+    found = {(path, name, what): line for path, name, what, line in reductions()}
+    wrong = [f"{path}:{line} {name}: {what}" for (path, name, what), line in found.items() if (path, name, what) not in SITES]
+    assert not wrong, "sums that may be of floats; say dtype=np.int64, or explain them in SITES:\n" + "\n".join(wrong)
+    assert not (stale := SITES.keys() - found.keys()), f"sites that no longer exist: {stale}"
+
+
+def reductions() -> Iterator[tuple[str, str, str, int]]:
+    """(file, innermost function, what, line) of every reduction that does not state an integer type."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            yield from _visit(tree, path.relative_to(ROOT).as_posix(), "<module>")
+
+
+def _visit(node: ast.AST, path: str, function: str) -> Iterator[tuple[str, str, str, int]]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        function = node.name
+    if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
+        yield path, function, "@", node.lineno
+    if isinstance(node, ast.Call) and _name(node.func) in REDUCTIONS and not _states_integers(node):
+        yield path, function, ast.unparse(node.func), node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from _visit(child, path, function)
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _states_integers(call: ast.Call) -> bool:
+    return any(k.arg == "dtype" and ast.unparse(k.value) in INTEGER_DTYPES for k in call.keywords)
+
+
+def test_the_check_sees_sums() -> None:
+    """Each of these would change bits with the order of its additions; each must be found."""
+    for text in ("np.sum(x)", "x.mean(axis=1)", "a @ b", "torch.einsum('ij,jk', a, b)", "sum(xs)", "np.add.reduce(x)"):
+        assert list(_visit(ast.parse(text), "here", "f")), text
+    assert not list(_visit(ast.parse("np.sum(x, axis=1, dtype=np.int64)"), "here", "f"))
