@@ -60,7 +60,8 @@ def as_fraction(value: Any) -> Fraction:
         return Fraction(*value.as_integer_ratio())
     if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         return Fraction(value)
-    raise TypeError(f"an exact host number is an int, Fraction, decimal string, mpf or float32, not {type(value).__name__}")
+    kind = type(value).__name__
+    raise TypeError(f"{kind} is not exact: a host number is an int, Fraction, decimal string, mpf or float32")
 
 
 def _round_ratio(numerator: int, denominator: int) -> int:
@@ -87,8 +88,8 @@ def f32(value: Any) -> np.float32:
     ratio = as_fraction(value)
     bits = _round_ratio(abs(ratio.numerator), ratio.denominator)
     if bits >= 0x7F800000:
-        raise OverflowError(f"host number of about 2^{abs(ratio.numerator).bit_length() - ratio.denominator.bit_length()}"
-                            " exceeds float32 (largest is below 2^128)")
+        size = abs(ratio.numerator).bit_length() - ratio.denominator.bit_length()
+        raise OverflowError(f"a host number of about 2^{size} exceeds float32, whose largest is below 2^128")
     return np.uint32(bits | (0x80000000 if ratio < 0 else 0)).view(np.float32)
 
 

@@ -6,6 +6,7 @@ there is no float. Bounds come from the arithmetic contract: an int32 product mu
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -33,10 +34,11 @@ def _require(ok: bool, field: str, value: object, allowed: str, cause: str) -> N
         raise ValueError(f"{field} is {value}; allowed: {allowed} ({cause})")
 
 
-def _require_decimal(field: str, text: str, low: str, high: str, low_open: bool = False, high_open: bool = False) -> None:
-    value, least, most = exact(text), exact(low), exact(high)
-    ok = (value > least if low_open else value >= least) and (value < most if high_open else value <= most)
-    span = f"{'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
+def _require_decimal(field: str, text: str, span: str) -> None:
+    """span: an interval such as "(0, 1]", a round bracket leaving its end out."""
+    value = exact(text)
+    low, high = (exact(end) for end in span[1:-1].split(", "))
+    ok = (value > low if span[0] == "(" else value >= low) and (value < high if span[-1] == ")" else value <= high)
     _require(ok, field, text, span, "outside it the update has no meaning or leaves float32's safe range")
 
 
@@ -66,17 +68,27 @@ class ModelSpec(Spec):
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even numbers", "RoPE turns pairs of channels")
-        _require(self.heads % self.kv_heads == 0, "heads", self.heads, f"multiples of kv_heads = {self.kv_heads}",
-                 "each KV head serves the same number of query heads")
+        _require(
+            self.heads % self.kv_heads == 0,
+            "heads",
+            self.heads,
+            f"multiples of kv_heads = {self.kv_heads}",
+            "each KV head serves the same number of query heads",
+        )
         cause = "a longer int8 contraction could leave int32"
         width, two = self.heads * self.head_dim, 2 * self.ffn
         _require(width <= MAX_CONTRACTION, "heads * head_dim", width, f"1 to {MAX_CONTRACTION:,}", cause)
         _require(two <= MAX_CONTRACTION, "2 * ffn", two, f"2 to {MAX_CONTRACTION:,}", cause)
         queries = self.seq_len * (self.heads // self.kv_heads)
-        _require(queries <= MAX_SHARED_CONTRACTION, "seq_len * heads / kv_heads", queries,
-                 f"1 to {MAX_SHARED_CONTRACTION:,}", "attention's dV sums two cross terms over them in one int32")
-        _require_decimal("norm_eps", self.norm_eps, "0", "1", low_open=True)
-        _require_decimal("init_std", self.init_std, "0", "1", low_open=True)
+        _require(
+            queries <= MAX_SHARED_CONTRACTION,
+            "seq_len * heads / kv_heads",
+            queries,
+            f"1 to {MAX_SHARED_CONTRACTION:,}",
+            "attention's dV sums two cross terms over them in one int32",
+        )
+        _require_decimal("norm_eps", self.norm_eps, "(0, 1]")
+        _require_decimal("init_std", self.init_std, "(0, 1]")
         return self
 
     def is_full(self, layer: int) -> bool:
@@ -87,11 +99,20 @@ class ModelSpec(Spec):
         """Parameter name → shape, in sorted-name order. gate_up holds the gate's rows first."""
         d, queries, keys = self.d_model, self.heads * self.head_dim, self.kv_heads * self.head_dim
         block: dict[str, tuple[int, ...]] = {
-            "attn_norm": (d,), "q": (queries, d), "k": (keys, d), "v": (keys, d), "o": (d, queries),
-            "mlp_norm": (d,), "gate_up": (2 * self.ffn, d), "down": (d, self.ffn),
+            "attn_norm": (d,),
+            "q": (queries, d),
+            "k": (keys, d),
+            "v": (keys, d),
+            "o": (d, queries),
+            "mlp_norm": (d,),
+            "gate_up": (2 * self.ffn, d),
+            "down": (d, self.ffn),
         }
         named: dict[str, tuple[int, ...]] = {
-            "embed": (self.vocab, d), "embed_norm": (d,), "final_norm": (d,), "head": (self.vocab, d),
+            "embed": (self.vocab, d),
+            "embed_norm": (d,),
+            "final_norm": (d,),
+            "head": (self.vocab, d),
         }
         for layer in range(self.layers):
             named |= {f"blocks.{layer:03d}.{name}": shape for name, shape in block.items()}
@@ -126,12 +147,12 @@ class OptimizerSpec(Spec):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
-        _require_decimal("beta1", self.beta1, "0", "1", high_open=True)
-        _require_decimal("beta2", self.beta2, "0", "1", high_open=True)
-        _require_decimal("eps", self.eps, "0.000000000001", "1")
-        _require_decimal("weight_decay", self.weight_decay, "0", "1")
-        _require_decimal("clip_norm", self.clip_norm, "0", "16384", low_open=True)
-        _require_decimal("z_loss", self.z_loss, "0", "1")
+        _require_decimal("beta1", self.beta1, "[0, 1)")
+        _require_decimal("beta2", self.beta2, "[0, 1)")
+        _require_decimal("eps", self.eps, "[0.000000000001, 1]")
+        _require_decimal("weight_decay", self.weight_decay, "[0, 1]")
+        _require_decimal("clip_norm", self.clip_norm, "(0, 16384]")
+        _require_decimal("z_loss", self.z_loss, "[0, 1]")
         return self
 
     def no_decay(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -157,16 +178,31 @@ class ScheduleSpec(Spec):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
-        _require_decimal("peak_lr", self.peak_lr, "0", "1", low_open=True)
-        _require_decimal("floor_ratio", self.floor_ratio, "0", "1")
-        _require(self.warmup_tokens <= self.total_tokens, "warmup_tokens", self.warmup_tokens,
-                 f"0 to total_tokens = {self.total_tokens}", "the run would end during the warm-up")
+        _require_decimal("peak_lr", self.peak_lr, "(0, 1]")
+        _require_decimal("floor_ratio", self.floor_ratio, "[0, 1]")
+        _require(
+            self.warmup_tokens <= self.total_tokens,
+            "warmup_tokens",
+            self.warmup_tokens,
+            f"0 to total_tokens = {self.total_tokens}",
+            "the run would end during the warm-up",
+        )
         starts = [phase.from_tokens for phase in self.phases]
         _require(starts[0] == 0, "phases[0].from_tokens", starts[0], "0", "the first step needs a batch size")
-        _require(all(a < b for a, b in zip(starts, starts[1:])), "phases' from_tokens", starts, "increasing numbers",
-                 "each phase begins after the one before it")
-        _require(starts[-1] < self.total_tokens, "the last phase's from_tokens", starts[-1],
-                 f"less than total_tokens = {self.total_tokens}", "the phase would never begin")
+        _require(
+            all(a < b for a, b in pairwise(starts)),
+            "phases' from_tokens",
+            starts,
+            "increasing numbers",
+            "each phase begins after the one before it",
+        )
+        _require(
+            starts[-1] < self.total_tokens,
+            "the last phase's from_tokens",
+            starts[-1],
+            f"less than total_tokens = {self.total_tokens}",
+            "the phase would never begin",
+        )
         return self
 
 
@@ -181,10 +217,15 @@ class SpikeSpec(Spec):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
-        _require_decimal("norm", self.norm, "0", "16384", low_open=True)
+        _require_decimal("norm", self.norm, "(0, 16384]")
         possible = (self.halt_within - 1) // (self.cooldown + 1) + 1
-        _require(self.halt_events <= possible, "halt_events", self.halt_events, f"1 to {possible}",
-                 f"with a cooldown of {self.cooldown} no more fresh events fit into {self.halt_within} steps")
+        _require(
+            self.halt_events <= possible,
+            "halt_events",
+            self.halt_events,
+            f"1 to {possible}",
+            f"with a cooldown of {self.cooldown} no more fresh events fit into {self.halt_within} steps",
+        )
         return self
 
 
@@ -205,14 +246,29 @@ class RunSpec(Spec):
     def _bounds(self) -> Self:
         unit = self.numerics.unit_windows
         tokens = unit * self.model.seq_len
-        _require(tokens <= MAX_CONTRACTION, "unit_windows * seq_len", tokens, f"1 to {MAX_CONTRACTION:,}",
-                 "weight gradients contract over a unit's tokens in int32")
+        _require(
+            tokens <= MAX_CONTRACTION,
+            "unit_windows * seq_len",
+            tokens,
+            f"1 to {MAX_CONTRACTION:,}",
+            "weight gradients contract over a unit's tokens in int32",
+        )
         for index, phase in enumerate(self.schedule.phases):
             field = f"phases[{index}].windows"
-            _require(phase.windows % unit == 0, field, phase.windows, f"multiples of unit_windows = {unit}",
-                     "a step is cut into whole units")
-            _require(phase.windows // unit <= MAX_UNITS, field, phase.windows, f"at most {MAX_UNITS * unit}",
-                     f"a step sums at most {MAX_UNITS:,} units in int64")
+            _require(
+                phase.windows % unit == 0,
+                field,
+                phase.windows,
+                f"multiples of unit_windows = {unit}",
+                "a step is cut into whole units",
+            )
+            _require(
+                phase.windows // unit <= MAX_UNITS,
+                field,
+                phase.windows,
+                f"at most {MAX_UNITS * unit}",
+                f"a step sums at most {MAX_UNITS:,} units in int64",
+            )
         return self
 
     def canonical(self) -> dict[str, object]:

@@ -47,9 +47,7 @@ def _trigger(spec: SpikeSpec, step: int, norm: np.float32 | None) -> Event:
     return ""
 
 
-def decide(
-    spec: SpikeSpec, state: SpikeState, step: int, norm: np.float32 | None
-) -> tuple[SpikeState, Event, bool]:
+def decide(spec: SpikeSpec, state: SpikeState, step: int, norm: np.float32 | None) -> tuple[SpikeState, Event, bool]:
     """(state after the step, event, halt). norm: float32 pre-clip global norm, None where the step is not finite.
 
     The update is skipped exactly where the event is not "". halt is only true at a fresh event.

@@ -34,7 +34,7 @@ def exp2(x: np.ndarray) -> np.ndarray:
 
 
 def log2(x: np.ndarray) -> np.ndarray:
-    """Logarithm to base 2 of positive normal float32, any shape; other x give a number without meaning, never a fault."""
+    """Logarithm to base 2 of positive normal float32, any shape; another x gives a number without meaning, no fault."""
     bits = x.view(I32)
     exponent = (bits - ROOT_HALF_BITS) >> I32(23)  # arithmetic shift: x = m·2^exponent with √½ <= m < √2
     mantissa = (bits - (exponent << I32(23))).view(F32)
@@ -43,7 +43,7 @@ def log2(x: np.ndarray) -> np.ndarray:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1/(1 + e^-x), float32 in and out, any shape. Exactly 0 once |x|·log2(e) > 32 on the negative side; NaN gives 0."""
+    """1/(1 + e^-x), float32 in and out, any shape. Exactly 0 where -x·log2(e) > 32; NaN gives 0."""
     e = exp2(-np.abs(x) * LOG2_E)
     s = F32(1) / (F32(1) + e)
     return np.where(x >= F32(0), s, e * s)
