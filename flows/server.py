@@ -31,7 +31,7 @@ START_LIMIT = 120.0  # seconds; the first start creates the database
 
 @contextlib.contextmanager
 def running(home: Path = environment.PREFECT_HOME, port: int | None = None) -> Iterator[str]:
-    """Yield the API's URL, set in PREFECT_API_URL too. Must come before anything imports Prefect, which reads it then."""
+    """Yield the API's URL, also set in PREFECT_API_URL, which Prefect reads when it is imported: enter this before."""
     previous = os.environ.get("PREFECT_API_URL")
     url = previous if previous and _healthy(previous) else _already_running(home)
     process = None
@@ -102,10 +102,9 @@ def _already_running(home: Path) -> str | None:
 
 def _free_port(preferred: int = 0) -> int:
     """`preferred` if nobody listens there, else one that the system picks."""
-    with socket.socket() as probe:
-        with contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", preferred))
-            return int(probe.getsockname()[1])
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", preferred))
+        return int(probe.getsockname()[1])
     return _free_port()
 
 

@@ -20,7 +20,7 @@ from storage.errors import UsageError
 
 
 class Plan(BaseModel):
-    """How a run is carried out. Steps are counted from 0; "every k" means after k, 2k, 3k, ... steps, and at the end."""
+    """How a run is carried out. Steps count from 0; "every k" means after k, 2k, 3k, ... steps, and at the end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -82,7 +82,7 @@ def load(path: str | Path) -> Recipe:
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not valid YAML: {error}", cause="indentation or a missing quote") from None
     except ValidationError as error:
-        raise UsageError(_explain(path, error), next_step=f"compare {path} with deployments/recipes/demo.yaml") from None
+        raise UsageError(_explain(path, error), next_step="compare it with deployments/recipes/demo.yaml") from None
 
 
 def _explain(path: Path, error: ValidationError) -> str:

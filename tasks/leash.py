@@ -6,6 +6,7 @@ closes; this process then asks itself to stop (SIGTERM), and is gone ten seconds
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import signal
@@ -20,9 +21,14 @@ from typing import IO
 PATIENCE = 10.0  # seconds between asking and ending
 
 
-def start(module: str, arguments: Sequence[str], output: int | IO[bytes], errors: int | IO[bytes] | None,
-          env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start MODULE on a leash, as the leader of its own process group. The caller must keep the returned object alive."""
+def start(
+    module: str,
+    arguments: Sequence[str],
+    output: int | IO[bytes],
+    errors: int | IO[bytes] | None,
+    env: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start MODULE on a leash, as the leader of its own process group. The caller must keep the result alive."""
     command = [sys.executable, "-m", "tasks.leash", module, *arguments]
     project = str(Path(__file__).resolve().parent.parent)
     environment = {**os.environ, **(env or {})}
@@ -41,19 +47,15 @@ def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> int:
     """End the process and its whole group: politely first, then by force. Returns its exit status."""
     if process.poll() is None:
         _signal_group(process.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-        except subprocess.TimeoutExpired:
-            pass
     _signal_group(process.pid, signal.SIGKILL)
     return process.wait()
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # everyone in the group is gone already
         os.killpg(group, number)
-    except ProcessLookupError:
-        pass  # everyone in the group is gone already
 
 
 def _watch_parent() -> None:

@@ -81,7 +81,7 @@ _REPORT = 1
 
 @contextlib.contextmanager
 def reporting() -> Iterator[Event]:
-    """For a child's main: yields the request, keeps stray prints out of the events, turns errors into an error event."""
+    """For a child's main: yields the request, keeps stray prints out of the events, reports an error as an event."""
     global _REPORT
     _REPORT = os.dup(1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""No float is ever summed over an index in `kernels/` and `model/`: rule 1 of the arithmetic contract, checked by reading.
+"""No float is ever summed over an index in `kernels/` and `model/`: rule 1 of the contract, checked by reading.
 
 A reduction must say that it sums integers (`dtype=np.int64` or `np.int32`), or stand in SITES with the reason why no
 order of its additions can change its result. `tests/kernels/test_float_sums_at_run_time.py` watches real steps, and
@@ -36,7 +36,7 @@ SITES = {
 
 def test_no_float_sum_is_written() -> None:
     found = {(path, name, what): line for path, name, what, line in reductions()}
-    wrong = [f"{path}:{line} {name}: {what}" for (path, name, what), line in found.items() if (path, name, what) not in SITES]
+    wrong = [f"{site[0]}:{line} {site[1]}: {site[2]}" for site, line in found.items() if site not in SITES]
     assert not wrong, "sums that may be of floats; say dtype=np.int64, or explain them in SITES:\n" + "\n".join(wrong)
     assert not (stale := SITES.keys() - found.keys()), f"sites that no longer exist: {stale}"
 
