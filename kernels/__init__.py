@@ -1,1 +1,27 @@
-"""The arithmetic contract: NumPy reference, fast backends, digests."""
+"""The arithmetic contract: each operation of a training step, defined in NumPy and made fast on each device.
+
+`kernels.reference` is the definition. A backend gives the same bytes, which `kernels.conformance` checks on any machine.
+"""
+
+import importlib
+from types import ModuleType
+
+from kernels.interface import CONTRACT
+
+BACKENDS = ("cpu", "reference")
+
+__all__ = ["BACKENDS", "CONTRACT", "backend", "vectors_digest"]
+
+
+def backend(name: str) -> ModuleType:
+    """The backend module of that name; raises ValueError for an unknown one."""
+    if name not in BACKENDS:
+        raise ValueError(f"no backend is called {name!r}; there are: {', '.join(BACKENDS)}")
+    return importlib.import_module(f"kernels.{name}")
+
+
+def vectors_digest() -> str:
+    """The digest of the committed conformance vectors, which a run's header names."""
+    from kernels.conformance import vectors_digest as digest_of_vectors
+
+    return digest_of_vectors()

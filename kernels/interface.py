@@ -9,7 +9,11 @@ bf16 arrays hold the sixteen bits of each value (uint16). `flag` is a mutable on
 to 1 when it meets a value that is not finite, or too large for a fixed-point sum; what it then returns is defined and finite,
 but the step it belongs to is void.
 
+    NAME; describe() -> dict for segment records and certificates
+    new_flag() -> flag
+    initial_weights(seed, name, shape, std) -> f32[shape]
     embed(table f32[V,D], tokens i64[T]) -> bf16[T,D]
+    norm_bf16(x bf16[T,D], gain f32[D], eps, flag) -> (bf16[T,D], r f32[T])
     quantise_weight(w f32[O,I], rule, flag) -> Weight
     norm_rows(x bf16[T,D], gain f32[D], eps, slices, flag) -> (Rows[T,D], r f32[T])
     quantise_rows(x bf16[R,C], slices, flag) -> Rows[R,C]

@@ -8,13 +8,14 @@ mpmath in a context of its own; the last act is one rounding to nearest even, do
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import mpmath
 import numpy as np
+
+from kernels.interface import AdamScalars
 
 if TYPE_CHECKING:
     from model.spec import OptimizerSpec
@@ -100,43 +101,29 @@ def mean_scale(tokens: int) -> np.float32:
     return f32(Fraction(1, tokens << 24))
 
 
-@dataclass(frozen=True)
-class AdamScalars:
-    """Host constants of one AdamW update, each rounded once to float32.
-
-    decay = 1 - lr*weight_decay (1 where weights do not decay); c1 = 1/(1-beta1^t); c2 = 1/(1-beta2^t).
-    """
-
-    lr: np.float32
-    decay: np.float32
-    beta1: np.float32
-    one_minus_beta1: np.float32
-    beta2: np.float32
-    one_minus_beta2: np.float32
-    c1: np.float32
-    c2: np.float32
-    eps: np.float32
-
-
 def _bias_correction(beta: str, t: int) -> np.float32:
     return f32(1 / (1 - real(beta) ** t))
 
 
-def adam_scalars(spec: OptimizerSpec, lr: np.float32, t: int, decay: bool) -> AdamScalars:
+def adam_scalars(
+    spec: OptimizerSpec, lr: np.float32, t: int, decays: bool, mean: np.float32, clip: np.float32
+) -> AdamScalars:
     """Constants of update number t (from 1). lr enters exactly as the float32 which the ledger records."""
     if t < 1:
         raise ValueError(f"AdamW's update number is {t}; updates count from 1")
-    kept = 1 - as_fraction(lr) * exact(spec.weight_decay) if decay else Fraction(1)
+    kept = 1 - as_fraction(lr) * exact(spec.weight_decay) if decays else Fraction(1)
     beta1, beta2 = exact(spec.beta1), exact(spec.beta2)
     return AdamScalars(
+        mean=mean,
+        clip=clip,
         lr=lr,
         decay=f32(kept),
         beta1=f32(beta1),
         one_minus_beta1=f32(1 - beta1),
         beta2=f32(beta2),
         one_minus_beta2=f32(1 - beta2),
-        c1=_bias_correction(spec.beta1, t),
-        c2=_bias_correction(spec.beta2, t),
+        correction1=_bias_correction(spec.beta1, t),
+        correction2=_bias_correction(spec.beta2, t),
         eps=f32(spec.eps),
     )
 

@@ -34,6 +34,13 @@ def norm_rows(
     return quantise((values * r[:, None]) * gain[None, :], slices, flag), r
 
 
+def norm_bf16(x: np.ndarray, gain: np.ndarray, eps: np.float32, flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """RMSNorm with a gain, kept as bf16[T, D]: the residual stream's first value; and the inverse root mean squares."""
+    values = f32(x)
+    r = inverse_rms(values, eps, flag)
+    return bf16((values * r[:, None]) * gain[None, :]), r
+
+
 def norm_backward(
     dy: np.ndarray,
     x: np.ndarray,

@@ -1,0 +1,73 @@
+"""The state of a run between two steps: all that is needed to go on, and nothing else.
+
+State k is the state before step k. Its root covers every tensor (weights, first and second moments) and every scalar.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from kernels import digest
+from model import host
+from model.spec import RunSpec
+from model.spike import SpikeState
+
+SCALARS = {"step", "tokens", "windows", "updates", "spike"}
+
+
+@dataclass
+class State:
+    """Tensors by parameter name, f32, and counters. `step` advances a state in place."""
+
+    weights: dict[str, np.ndarray]
+    m: dict[str, np.ndarray]
+    v: dict[str, np.ndarray]
+    step: int = 0  # steps done
+    tokens: int = 0  # tokens seen
+    windows: int = 0  # stream position
+    updates: int = 0  # optimizer updates made: steps less the skipped ones
+    spike: SpikeState = SpikeState()
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Every tensor, as "weights/…", "m/…" and "v/…", in name order."""
+        groups = {"m": self.m, "v": self.v, "weights": self.weights}
+        return {f"{group}/{name}": groups[group][name] for group in groups for name in sorted(groups[group])}
+
+    def scalars(self) -> dict[str, Any]:
+        """Everything else, for canonical JSON."""
+        counters = {"step": self.step, "tokens": self.tokens, "windows": self.windows, "updates": self.updates}
+        return {**counters, "spike": self.spike.scalars()}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> "State":
+        """Inverse of tensors() and scalars(); raises ValueError for another set of scalars or groups."""
+        if set(scalars) != SCALARS:
+            raise ValueError(f"state has scalars {sorted(scalars)}; expected {sorted(SCALARS)}")
+        groups: dict[str, dict[str, np.ndarray]] = {"weights": {}, "m": {}, "v": {}}
+        for name, tensor in tensors.items():
+            group, _, parameter = name.partition("/")
+            if group not in groups:
+                raise ValueError(f"state has a tensor {name!r}; its group must be one of {sorted(groups)}")
+            groups[group][parameter] = tensor
+        counters = {name: int(scalars[name]) for name in SCALARS - {"spike"}}
+        return cls(**groups, **counters, spike=SpikeState.of(scalars["spike"]))
+
+
+def initial_state(spec: RunSpec, backend: ModuleType) -> State:
+    """State 0: norm gains 1, everything else drawn from the seed, moments zero."""
+    std = host.f32(spec.model.init_std)
+    weights = {
+        name: np.ones(shape, np.float32) if len(shape) == 1 else backend.initial_weights(spec.seed, name, shape, std)
+        for name, shape in spec.model.shapes().items()
+    }
+    m, v = ({name: np.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
+    return State(weights, m, v)
+
+
+def root(state: State) -> tuple[str, dict[str, str]]:
+    """(state root, digest of each tensor)."""
+    digests = {name: digest.tensor_digest(name, tensor) for name, tensor in state.tensors().items()}
+    return digest.root(digests, state.scalars()), digests

@@ -1,0 +1,149 @@
+"""The step function. Training, restart validation, audit and every rank of a cluster call this one.
+
+    windows ─▶ unit gradients, summed as integers ─▶ norm ─▶ spike protocol ─▶ AdamW (or not) ─▶ next state, record
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from kernels import canonical, digest
+from kernels.interface import GRADIENT_BITS, LSE2_BITS
+from model import diagnostics, host, schedule, spike
+from model import state as states
+from model.spec import RunSpec
+from model.state import State
+from model.transformer import Network, network, unit_gradients, unit_loss
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step did. Floats are the eight hex digits of their bits; None where the step was not finite."""
+
+    step: int
+    tokens: int  # seen after this step
+    first_window: int
+    windows: int
+    lr: str
+    loss: str | None  # mean negative log-likelihood, nats
+    z_loss: str | None  # mean squared log-normaliser
+    grad_norm: str | None  # before clipping
+    gradient: str | None  # root of the summed int64 gradient
+    state: str  # root of the state after the step
+    event: str  # "", "spike", "nonfinite" or "cooldown"; the update was skipped unless ""
+    clipped: bool
+    halt: bool
+    tensors: dict[str, str]  # digest of each tensor of the state
+    gradients: dict[str, str]  # digest of each summed gradient; empty where gradient is None
+    zero_gradients: tuple[str, ...]  # parameters whose summed gradient is exactly zero
+    diagnostics: dict[str, Any] | None
+
+
+def step(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray, diagnose: bool = False) -> StepRecord:
+    """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state` becomes the state after it.
+
+    Raises ValueError where the windows are not those that the plan of this step asks for in number, length or vocabulary.
+    """
+    plan = schedule.plan(spec, state.step)
+    windows = _checked(spec, plan.windows, windows)
+    flag = backend.new_flag()
+    net = network(spec, backend, state.weights, flag)
+    sums = {name: np.zeros(w.shape, np.int64) for name, w in state.weights.items()}
+    nll, lse2 = _accumulate(net, windows, sums, flag)
+    finite = not flag[0]
+    lr = schedule.learning_rate(spec, plan.tokens_before)
+    mean = host.mean_scale(windows.shape[0] * spec.model.seq_len)
+    norm = gradient_norm(backend, sums, mean) if finite else None
+    state.spike, event, halt = spike.decide(spec.spike, state.spike, state.step, norm)
+    clip = clip_factor(spec, norm) if norm is not None else np.float32(1)
+    if not event:
+        state.updates += 1
+        _update(spec, backend, state, sums, lr, mean, clip)
+    report = diagnostics.measure(net, state, sums, mean) if diagnose and finite else None
+    state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
+    gradients = {name: digest.tensor_digest(name, s) for name, s in sorted(sums.items())} if finite else {}
+    root, tensors = states.root(state)
+    return StepRecord(
+        step=plan.step,
+        tokens=plan.tokens_after,
+        first_window=plan.first_window,
+        windows=plan.windows,
+        lr=canonical.bits(lr),
+        loss=canonical.bits(host.f32(nll) * mean) if finite else None,
+        z_loss=canonical.bits(host.f32(lse2) * _mean_scale(windows, LSE2_BITS)) if finite else None,
+        grad_norm=canonical.bits(norm) if norm is not None else None,
+        gradient=digest.root(gradients, {}) if finite else None,
+        state=root,
+        event=event,
+        clipped=bool(norm is not None and not event and clip < np.float32(1)),
+        halt=halt,
+        tensors=tensors,
+        gradients=gradients,
+        zero_gradients=tuple(name for name, s in sorted(sums.items()) if finite and not s.any()),
+        diagnostics=report,
+    )
+
+
+def evaluate(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray) -> str | None:
+    """Mean negative log-likelihood in nats, as bits, of windows under the state's weights; None where not finite."""
+    windows = _checked(spec, len(windows), windows)
+    flag = backend.new_flag()
+    net = network(spec, backend, state.weights, flag)
+    nll = 0
+    for window in windows:
+        nll += unit_loss(net, window[None, :], flag)[0]
+    return None if flag[0] else canonical.bits(host.f32(nll) * _mean_scale(windows, GRADIENT_BITS))
+
+
+def gradient_norm(backend: ModuleType, sums: dict[str, np.ndarray], mean: np.float32) -> np.float32:
+    """Global norm of the mean gradient in two levels: squares by row, then over all rows, each an integer sum."""
+    rows = np.concatenate([backend.square_rows(sums[name], mean) for name in sorted(sums)])
+    return np.sqrt(backend.fixed_sum(rows[None, :], backend.new_flag())[0])
+
+
+def clip_factor(spec: RunSpec, norm: np.float32) -> np.float32:
+    """min(1, limit ÷ (norm + 1e-6))."""
+    return min(np.float32(1), host.f32(spec.optimizer.clip_norm) / (norm + host.f32("0.000001")))
+
+
+def _accumulate(net: Network, windows: np.ndarray, sums: dict[str, np.ndarray], flag: Any) -> tuple[int, int]:
+    two_z = host.f32(2 * host.exact(net.spec.optimizer.z_loss))
+    nll, lse2, size = 0, 0, net.spec.numerics.unit_windows
+    for first in range(0, len(windows), size):
+        unit_nll, unit_lse2 = unit_gradients(net, windows[first : first + size], two_z, sums, flag)
+        nll, lse2 = nll + unit_nll, lse2 + unit_lse2
+    return nll, lse2
+
+
+def _update(
+    spec: RunSpec,
+    backend: ModuleType,
+    state: State,
+    sums: dict[str, np.ndarray],
+    lr: np.float32,
+    mean: np.float32,
+    clip: np.float32,
+) -> None:
+    both = {
+        decays: host.adam_scalars(spec.optimizer, lr, state.updates, decays, mean, clip) for decays in (True, False)
+    }
+    for name, weight in state.weights.items():
+        scalars = both[not spec.optimizer.no_decay(name, weight.shape)]
+        backend.adamw(weight, state.m[name], state.v[name], sums[name], scalars)
+
+
+def _mean_scale(windows: np.ndarray, bits: int) -> np.float32:
+    return host.f32(Fraction(1, (windows.shape[0] * (windows.shape[1] - 1)) << bits))
+
+
+def _checked(spec: RunSpec, count: int, windows: np.ndarray) -> np.ndarray:
+    shape = (count, spec.model.seq_len + 1)
+    if windows.shape != shape:
+        raise ValueError(f"the step needs windows of shape {list(shape)}, got {list(windows.shape)}")
+    lowest, highest = int(windows.min()), int(windows.max())
+    if lowest < 0 or highest >= spec.model.vocab:
+        raise ValueError(f"a token is {lowest if lowest < 0 else highest}; the vocabulary is 0 to {spec.model.vocab - 1}")
+    return windows.astype(np.int64)
