@@ -52,6 +52,18 @@ class MissingObject(InputFault):
     """An object that must be there is not."""
 
 
+class LedgerFault(InputFault):
+    """The ledger is not one unbroken chain: an entry is changed, missing, double, out of order or cut off."""
+
+
+class CheckpointFault(InputFault):
+    """A checkpoint does not hold the state that the ledger names."""
+
+
+class CertificateFault(InputFault):
+    """A certificate is damaged, forged, or speaks of something else."""
+
+
 class MachineFault(VerbatimError):
     """This machine disagrees with itself or with the conformance vectors."""
 

@@ -21,9 +21,9 @@ import secrets
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 from urllib.parse import unquote, urlparse
 
 from kernels.digest import digest as blake3_digest
@@ -133,7 +133,7 @@ def _check_limit(uri: str, key: str, size: int, limit: int) -> None:
 class MemoryStore:
     """Objects in this process's memory: for tests and dry runs. Stores of one name share their objects."""
 
-    _all: dict[str, dict[str, bytes]] = {}
+    _all: ClassVar[dict[str, dict[str, bytes]]] = {}
     _lock = threading.Lock()
 
     def __init__(self, name: str) -> None:
@@ -298,10 +298,8 @@ def _open_folder(parent: int, name: str, make: bool) -> int:
     except FileNotFoundError:
         if not make:
             raise
-    try:
+    with suppress(FileExistsError):  # another writer made it in between
         os.mkdir(name, dir_fd=parent)
-    except FileExistsError:
-        pass  # another writer made it in between
     os.fsync(parent)
     return os.open(name, flags, dir_fd=parent)
 

@@ -1,0 +1,65 @@
+"""Tensor digests beside the ledger: they let a mismatch name the tensor, and prove themselves against the entry.
+
+    digests/<step>.json    digests of every tensor of the state after the step and of its gradient
+
+The entry holds only the two roots. A reader recomputes them from this record, so it need not be trusted.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from kernels.digest import root
+from storage.errors import InputFault, MissingObject
+from storage.ledger import Entry
+from storage.records import Count, Digest, Record
+from storage.store import Store, create_same
+
+MAX_DIGESTS = 8 << 20
+
+
+class StepDigests(Record):
+    """Digests of one step by tensor name; scalars are the state's, from which its root is made."""
+
+    kind: Literal["digests"] = "digests"
+    step: Count
+    scalars: dict[str, Any]
+    tensors: dict[str, Digest]
+    gradient: dict[str, Digest]
+
+
+def digests_key(step: int) -> str:
+    """Where the digests of `step` lie."""
+    return f"digests/{step:08d}.json"
+
+
+def save_digests(store: Store, digests: StepDigests) -> None:
+    """Write them once; the same content again is fine."""
+    create_same(store, digests_key(digests.step), digests.canonical())
+
+
+def load_digests(store: Store, entry: Entry) -> StepDigests:
+    """The digests of the entry's step; InputFault unless they give the entry's state root."""
+    key = digests_key(entry.step)
+    digests = StepDigests.parse(store.read(key, limit=MAX_DIGESTS), key)
+    found = root(digests.tensors, digests.scalars)
+    if digests.step != entry.step or found != entry.state:
+        raise InputFault(f"{key}: its digests give state root {found}, the ledger records {entry.state}")
+    return digests
+
+
+def differing_tensors(store: Store, entry: Entry, found: StepDigests) -> tuple[str, ...]:
+    """Names of the tensors and scalars in which `found` differs from what was recorded; "" in front of none.
+
+    A gradient's tensor is named "gradient/<parameter>". Empty if nothing usable was recorded.
+    """
+    try:
+        recorded = load_digests(store, entry)
+    except (MissingObject, InputFault):
+        return ()
+    scalars = _differing(recorded.scalars, found.scalars)
+    gradient = tuple(f"gradient/{name}" for name in _differing(recorded.gradient, found.gradient))
+    return gradient + _differing(recorded.tensors, found.tensors) + scalars
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name))

@@ -1,0 +1,90 @@
+"""What really runs here: code, dependency lock, installed versions, machine.
+
+The header of a ledger declares code and lock; segment records and certificates say what was found. None of it enters
+a state: an auditor's code need not be equal, only its conformance digests must.
+"""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import kernels
+from kernels import canonical
+from kernels.digest import digest
+from storage.errors import VerbatimError
+from storage.records import Digest, Record, Text
+from storage.store import object_digest
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGES = ("flows", "tasks", "kernels", "model", "storage")
+# Everything that could change a bit, or the form of what is written.
+DISTRIBUTIONS = ("blake3", "cryptography", "fastokens", "llvmlite", "mpmath", "numba", "numpy", "pyarrow", "pydantic",
+                 "safetensors", "tokenizers", "torch", "verbatim-audit-training")  # fmt: skip
+
+
+class Provenance(Record):
+    """What produced a segment or a certificate."""
+
+    backend: Text
+    device: Text
+    threads: int
+    system: Text
+    versions: dict[str, Text]
+    code: Digest
+    lock: Digest
+    contract: Text
+    conformance: Digest
+
+
+def provenance(backend: str) -> Provenance:
+    """What runs in this process with this backend."""
+    return Provenance(
+        backend=backend,
+        device=_processor(),
+        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        system=platform.platform(),
+        versions={"python": platform.python_version()} | {name: _version(name) for name in DISTRIBUTIONS},
+        code=code_digest(),
+        lock=lock_digest(),
+        contract=kernels.CONTRACT,
+        conformance=kernels.vectors_digest(),
+    )
+
+
+def code_digest() -> str:
+    """Digest over path and content of every source file and committed table of the five packages."""
+    files = (path for name in PACKAGES for path in (PROJECT / name).rglob("*") if path.suffix in (".py", ".json"))
+    listed = {path.relative_to(PROJECT).as_posix(): object_digest(path.read_bytes()) for path in files}
+    return digest(canonical.dumps(listed), "code")
+
+
+def lock_digest() -> str:
+    """Digest of constraints.txt, the exact version of every dependency."""
+    path = PROJECT / "constraints.txt"
+    try:
+        return object_digest(path.read_bytes())
+    except OSError as error:
+        raise VerbatimError(
+            f"{path} cannot be read: {error.strerror}",
+            cause="the project was not installed from its own folder",
+            next_step="install it with: make install",
+        ) from None
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _processor() -> str:
+    """The processor's name, as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,51 @@
+"""Records: small canonical JSON documents of a fixed form. Everything read from a store is treated as hostile.
+
+A record is frozen, knows exactly its fields, and has one byte form; `parse` refuses any other bytes, so that the
+digest of the bytes means the record.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kernels import canonical
+from storage.errors import InputFault
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Bits = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]  # a float32, as the hex digits of its big-endian bits
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class Record(BaseModel):
+    """A frozen document with one canonical byte form; every field counts, no other field is allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def document(self) -> dict[str, Any]:
+        """The plain value that canonical JSON holds."""
+        return self.model_dump(mode="json")
+
+    def canonical(self) -> bytes:
+        """The record's bytes."""
+        return canonical.dumps(self.document())
+
+    @classmethod
+    def parse(cls, data: bytes, where: str, fault: type[InputFault] = InputFault) -> Self:
+        """The record of `data`; raises `fault`, naming `where` and the field, unless they are exactly canonical()."""
+        try:
+            record = cls.model_validate(canonical.loads(data))
+        except canonical.NotCanonical as error:
+            raise fault(f"{where}: {error}", cause="the object was damaged or edited") from None
+        except ValidationError as error:
+            raise fault(f"{where}: {_first(error)}", cause="the object was damaged, edited or is another's") from None
+        if record.canonical() != data:
+            raise fault(f"{where}: not the canonical form of its content", cause="a field is missing or was rewritten")
+        return record
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line of bounded length."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])[:200] or "document"
+    return f"{field}: {first['msg']}, found {str(first['input'])[:80]!r}"

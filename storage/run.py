@@ -1,0 +1,130 @@
+"""A run: one store with this layout, and the stream it reads.
+
+    ledger/header.json, ledger/<step>.jsonl     the chain (ledger.py)
+    digests/<step>.json                         tensor digests beside each entry (beside.py)
+    checkpoints/<k>.json, objects/<digest>      states (checkpoint.py)
+    segments/…                                  what really ran (segment.py)
+    probe/<k>.json, diagnostics/<step>.json     figures for people (training.py)
+    recipe.yaml                                 the recipe as it was given
+
+A published release is the same layout, with the mix under mix/ and RELEASE.json (publish.py).
+"""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import kernels
+from model import schedule
+from model.spec import RunSpec
+from model.state import root
+from model.state import initial_state
+from storage import provenance
+from storage.errors import Refused, UsageError
+from storage.ledger import HEADER_KEY, Header, Ledger, create_header
+from storage.store import Store, create_same
+from storage.stream import Stream
+
+RECIPE_KEY = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run. The ledger is verified; `stream` is the mix that its header names."""
+
+    store: Store
+    stream: Stream
+    ledger: Ledger
+    spec: RunSpec
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the whole run."""
+        return schedule.total_steps(self.spec)
+
+
+def create_run(
+    store: Store, stream: Stream, spec: RunSpec, trainer: str, backend: ModuleType, recipe: bytes | None = None
+) -> Run:
+    """Write the header of a new run, or open the run that is there if spec, mix and trainer are the same.
+
+    trainer: public key, 64 hex digits. Draws the initial weights once, to name their root. Raises Refused where the
+    store holds another run, or this software does not implement the spec's arithmetic.
+    """
+    check_arithmetic(spec)
+    _check_stream(spec, stream)
+    if HEADER_KEY in store.list(HEADER_KEY):
+        run = open_run(store, stream)
+        _check_same_run(run, spec, trainer)
+    else:
+        header = Header(
+            spec=spec.canonical(),
+            mix_root=stream.manifest.root,
+            held_out_root=stream.manifest.held_out_root,
+            trainer=trainer,
+            initial_root=root(initial_state(spec, backend))[0],
+            code=provenance.code_digest(),
+            lock=provenance.lock_digest(),
+        )
+        create_header(store, header)
+        run = open_run(store, stream)
+    if recipe is not None:
+        create_same(store, RECIPE_KEY, recipe)
+    return run
+
+
+def open_run(store: Store, stream: Stream) -> Run:
+    """The run in `store`, its whole chain verified; Refused if the stream is not the one its header names."""
+    ledger = Ledger(store)
+    header, manifest = ledger.header, stream.manifest
+    for what, found, expected in (
+        ("mix root", manifest.root, header.mix_root),
+        ("held-out root", manifest.held_out_root, header.held_out_root),
+    ):
+        if found != expected:
+            raise Refused(
+                f"the stream's {what} is {found}, the run's is {expected}",
+                cause="another mix is given than the run was begun with",
+                next_step="give the mix that the run names, or begin a new run in an empty folder",
+            )
+    return Run(store, stream, ledger, header.run_spec())
+
+
+def open_release(store: Store) -> Run:
+    """The run in a published store, with the mix that was published with it."""
+    ledger = Ledger(store)
+    stream = Stream.open(store, "mix/", root=ledger.header.mix_root)
+    return open_run(store, stream)
+
+
+def check_arithmetic(spec: RunSpec) -> None:
+    """Refused unless the installed kernels implement the spec's contract, by the same conformance vectors."""
+    for what, asked, installed in (
+        ("contract", spec.contract, kernels.CONTRACT),
+        ("conformance vectors", spec.vectors, kernels.vectors_digest()),
+    ):
+        if asked != installed:
+            raise Refused(
+                f"the run's {what} is {asked}, the installed kernels' is {installed}",
+                cause="this version computes by other rules than the run was begun with",
+                next_step="install the version that the run's release names",
+            )
+
+
+def _check_stream(spec: RunSpec, stream: Stream) -> None:
+    tokens, vocab = stream.window_tokens, stream.manifest.mix.tokenizer.vocab
+    if tokens != spec.model.seq_len + 1:
+        raise UsageError(f"windows hold {tokens} tokens, a model with seq_len {spec.model.seq_len} needs one more than that")
+    if vocab > spec.model.vocab:
+        raise UsageError(f"the tokenizer has {vocab} ids, the model's vocabulary {spec.model.vocab}")
+
+
+def _check_same_run(run: Run, spec: RunSpec, trainer: str) -> None:
+    header, asked = run.ledger.header, spec.canonical()
+    fields = [f"spec.{name}" for name in asked if asked[name] != header.spec.get(name)]
+    fields += ["trainer"] if header.trainer != trainer else []
+    if fields:
+        raise Refused(
+            f"{run.store.uri} holds another run ({run.ledger.run_id}): {', '.join(fields)} differ; nothing was changed",
+            cause="the recipe or the key was changed after the run began",
+            next_step="choose an empty folder for the new run, or give the recipe and key of the old one",
+        )
