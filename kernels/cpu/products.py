@@ -1,0 +1,108 @@
+"""Exact int8 products in int32, by the fastest method that proves exact on this machine.
+
+oneDNN (through torch) uses the processor's int8 instructions, but without VNNI it saturates: it is used only where a start-up
+probe finds it exact. Elsewhere float32 BLAS over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are
+exact in any order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32
+SLICE_TERMS = 1024  # 1,024 · 128 · 127 < 2²⁴
+Method = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+_local = threading.local()
+
+
+def scratch(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """An uninitialised array of this thread, reused by the next call with the same name: fresh pages cost more than the work."""
+    buffers: dict[tuple[str, str], np.ndarray] = _local.__dict__.setdefault("buffers", {})
+    size = int(np.prod(shape))
+    key = (name, np.dtype(dtype).str)
+    if key not in buffers or buffers[key].size < size:
+        buffers[key] = np.empty(size, dtype)
+    return buffers[key][:size].reshape(shape)
+
+
+def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """a int8[M, K] · b int8[K, N] = int32[M, N], into `out` (C-contiguous) if given. Fastest where b is C-contiguous.
+
+    Codes are −127…127, and −128 on one side at most. Raises ValueError on shapes that do not fit or K > 133,144.
+    """
+    m, k = a.shape
+    if b.shape[0] != k or k > MAX_TERMS:
+        raise ValueError(f"an int8 product of {a.shape} and {b.shape}: inner sizes must agree and be at most {MAX_TERMS}")
+    if out is None:
+        out = np.empty((m, b.shape[1]), np.int32)
+    elif out.shape != (m, b.shape[1]):
+        raise ValueError(f"an int8 product of {a.shape} and {b.shape} does not fit into {out.shape}")
+    _method(a, b, out)
+    return out
+
+
+def method() -> str:
+    """Which method `multiply` uses: "onednn" or "float32"."""
+    return next(name for name, function in METHODS.items() if function is _method)
+
+
+def use(name: str) -> None:
+    """Make `multiply` use a method by name; the bits are the same."""
+    global _method
+    _method = METHODS[name]
+
+
+def _onednn(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    torch._int_mm(_tensor(a), _tensor(b), out=torch.from_numpy(out))
+
+
+def _tensor(a: np.ndarray) -> torch.Tensor:
+    """A view of the array; torch warns of arrays that it may not write, so those are copied."""
+    return torch.from_numpy(np.require(a, requirements="CW"))
+
+
+def _float32(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    part = scratch("float32 part", out.shape, np.float32)
+    for start in range(0, a.shape[1], SLICE_TERMS):
+        stop = min(start + SLICE_TERMS, a.shape[1])
+        np.matmul(a[:, start:stop].astype(np.float32), b[start:stop].astype(np.float32), out=part)
+        if start == 0:
+            out[...] = part
+        else:
+            np.add(out, part, out=out, casting="unsafe", dtype=np.int32)
+
+
+METHODS: dict[str, Method] = {"onednn": _onednn, "float32": _float32}
+
+
+def exact(candidate: Method) -> bool:
+    """Whether a method is exact on the cases where wrong ones fail: extremes, random codes, small, odd and long shapes."""
+    random = np.random.default_rng(0)
+    for m, k, n in ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (5, MAX_TERMS, 3), (33, 4096, 65)):
+        out = np.empty((m, n), np.int32)
+        for x, y in ((127, 127), (-127, 127), (-127, -127), (-128, 127), (-128, -127)):
+            if k * abs(x * y) < 2**31:
+                candidate(np.full((m, k), x, np.int8), np.full((k, n), y, np.int8), out)
+                if np.any(out != k * x * y):
+                    return False
+        a, b = (random.integers(-127, 128, shape).astype(np.int8) for shape in ((m, k), (k, n)))
+        candidate(a, b, out)
+        if np.any(out != a.astype(np.float64) @ b.astype(np.float64)):  # float64 sums below 2⁵³ are exact
+            return False
+    return True
+
+
+def fastest() -> Method:
+    """The first method that is exact here. Raises RuntimeError if none is: then this machine cannot train or audit."""
+    for candidate in METHODS.values():
+        if exact(candidate):
+            return candidate
+    raise RuntimeError("no int8 product is exact on this machine: run the reference backend, and check its memory and BLAS")
+
+
+_method: Method = fastest()
