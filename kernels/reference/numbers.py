@@ -55,7 +55,7 @@ def fixed_sum(x: np.ndarray, flag: np.ndarray) -> np.ndarray:
     A row that is not finite raises the flag and sums to 0.
     """
     top = finite_max(x, 1, flag)
-    x = np.where(np.isfinite(x), x, F32(0))
+    x = np.where((top > 0)[:, None], x, F32(0))
     exponent = (top.view(np.int32) >> np.int32(23)) - np.int32(127)
     k = np.minimum(np.int32(61 - ceil_log2(x.shape[1])) - exponent, np.int32(100))
     total = np.sum(np.rint(x * power_of_two(k)[:, None]).astype(np.int64), axis=1, dtype=np.int64)

@@ -1,0 +1,241 @@
+"""Conformance vectors: inputs from Philox, digests of outputs, committed beside the code.
+
+The reference wrote them (`python -m kernels.conformance` writes them anew after a change of contract); every backend must
+reproduce them, also on an auditor's own machine before the first audit. Cases cover each operation at length 128, at odd sizes,
+with one and two slices, over scales from 2⁻¹²⁰ to 2⁶⁰, and with values that are not finite.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from kernels import canonical, digest
+from kernels.interface import AdamScalars, AttentionShape, Part, Rope, Rows, Weight
+from kernels.reference.elementary import normal_cut
+from kernels.reference.numbers import bf16
+from kernels.reference.philox import words
+
+FILE = Path(__file__).with_name("vectors.json")
+F32 = np.float32
+SIZES = ((128, 96, 80), (1, 1, 1), (65, 33, 129), (2, 200, 7))  # tokens, input width, output width
+SHAPES = (
+    AttentionShape(heads=3, kv_heads=1, width=16, sequence=128, window=32),
+    AttentionShape(heads=4, kv_heads=2, width=64, sequence=65, window=65),
+    AttentionShape(heads=2, kv_heads=2, width=128, sequence=33, window=1),
+)
+Case = tuple[str, Callable[[ModuleType], list[Any]]]
+
+
+def vectors() -> dict[str, str]:
+    """The committed digests by case name."""
+    found = json.loads(FILE.read_text())
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def vectors_digest() -> str:
+    """One digest over all committed vectors; a run's header names it."""
+    return digest.digest(canonical.dumps(vectors()), "vectors")
+
+
+def run(backend: ModuleType) -> Iterator[tuple[str, str]]:
+    """(case, digest of its outputs) for every case, computed by `backend`."""
+    for name, case in cases():
+        yield name, _digest(case(backend))
+
+
+def self_test(backend: ModuleType) -> list[str]:
+    """The names of the vectors that `backend` does not reproduce on this machine; empty means it may audit."""
+    expected = vectors()
+    return [name for name, value in run(backend) if expected.get(name) != value]
+
+
+def cases() -> Iterator[Case]:
+    """Every case, by a name that says operation, sizes and kind of input."""
+    for size in SIZES:
+        for kind in ("plain", "wild", "nonfinite"):
+            yield from _row_cases(size, kind)
+    for shape in SHAPES:
+        for kind in ("plain", "wild", "nonfinite"):
+            yield f"attention {'.'.join(map(str, shape))} {kind}", _attention_case(shape, kind)
+    yield "initial weights", lambda b: [b.initial_weights(2**40 + 3, "case", (37, 5), F32(0.02))]
+
+
+def _row_cases(size: tuple[int, int, int], kind: str) -> Iterator[Case]:
+    label = f"{'.'.join(map(str, size))} {kind}"
+    for slices in (1, 2):
+        yield f"norm {label} {slices}", _norm_case(size, kind, slices)
+        yield f"linear {label} {slices}", _linear_case(size, kind, slices)
+        yield f"swiglu {label} {slices}", _swiglu_case(size, kind, slices)
+    yield f"weights {label}", _weight_case(size, kind)
+    yield f"rotate {label}", _rotate_case(size, kind)
+    yield f"embed {label}", _embed_case(size, kind)
+    yield f"head {label}", _head_case(size, kind)
+    yield f"optimizer {label}", _optimizer_case(size, kind)
+
+
+def _norm_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, width, _ = size
+        x, dy, residual = (bf16(_floats(f"norm {p}", (tokens, width), kind)) for p in ("x", "dy", "residual"))
+        gain, flag, sums = _floats("norm gain", (width,), "plain"), b.new_flag(), np.zeros(width, np.int64)
+        rows, r = b.norm_rows(x, gain, F32(1e-5), slices, flag)
+        y, _ = b.norm_bf16(x, gain, F32(1e-5), flag)
+        dx = b.norm_backward(dy, x, r, gain, residual, sums, flag)
+        dx_alone = b.norm_backward(dy, x, r, gain, None, sums, flag)
+        return [rows, r, y, dx, dx_alone, sums, flag]
+
+    return case
+
+
+def _linear_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, width, out = size
+        flag = b.new_flag()
+        x = b.quantise_rows(bf16(_floats("linear x", (tokens, width), "wild" if kind == "wild" else "plain")), slices, flag)
+        results: list[Any] = [x]
+        parts = []
+        for index in range(3):
+            w = b.quantise_weight(_floats(f"linear w {index}", (out, width), "plain"), ("max", "lsq")[index % 2], flag)
+            dy = bf16(_floats(f"linear dy {index}", (tokens, out), kind))
+            parts.append(Part(dy, w, np.full((out, width), index, np.int64)))
+            results += [b.project(x, w), b.project_add(x, w, bf16(_floats("linear r", (tokens, out), "plain")))]
+        dx = b.linear_backward(x, tuple(parts), slices, flag)
+        return [*results, dx, *(part.sums for part in parts), flag]
+
+    return case
+
+
+def _swiglu_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, width, _ = size
+        flag, gate_up = b.new_flag(), bf16(_floats("swiglu x", (tokens, 2 * width), kind) * F32(4))
+        dh = bf16(_floats("swiglu dh", (tokens, width), "plain"))
+        return [b.swiglu_rows(gate_up, slices, flag), b.swiglu_backward(dh, bf16(_floats("s", (tokens, 2 * width), "plain"))), flag]
+
+    return case
+
+
+def _weight_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        flag, w = b.new_flag(), _floats("weight", (size[2], size[1]), kind)
+        sums = b.fixed_sum(w, flag)
+        return [b.quantise_weight(w, "max", flag), b.quantise_weight(w, "lsq", flag), sums, flag]
+
+    return case
+
+
+def _rotate_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, heads, width = size[0], 3, 16
+        angle = _floats("rotate angle", (tokens, width // 2), "plain")
+        rope = Rope(angle, F32(1) - angle * angle)
+        y = bf16(_floats("rotate y", (tokens, heads * width), kind))
+        dz = _floats("rotate dz", (tokens * heads, width), kind)
+        flag = b.new_flag()
+        forward = [b.rotate_rows(y, rope, F32(1e-5), query, flag) for query in (True, False)]
+        return [*forward, b.rotate_backward(dz, y, rope, F32(1e-5), flag), flag]
+
+    return case
+
+
+def _embed_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, width, vocab = size
+        ids = (words(1, "embed ids", 0, tokens) % np.uint32(vocab)).astype(np.int64)
+        sums, flag = np.zeros((vocab, width), np.int64), b.new_flag()
+        b.embed_backward(bf16(_floats("embed dx", (tokens, width), kind)), ids, sums, flag)
+        return [b.embed(_floats("embed table", (vocab, width), kind), ids), sums, flag]
+
+    return case
+
+
+def _head_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, width, vocab = size
+        flag, sums = b.new_flag(), np.zeros((vocab, width), np.int64)
+        x = b.quantise_rows(bf16(_floats("head x", (tokens, width), "plain")), 2, flag)
+        w = b.quantise_weight(_floats("head w", (vocab, width), "plain"), "max", flag)
+        scale = {"plain": F32(1), "wild": F32(2.0**40), "nonfinite": F32(np.inf)}[kind]
+        x = Rows(x.hi, x.lo, x.scale * scale if kind == "wild" else x.scale)
+        w = w._replace(scale=w.scale * scale) if kind == "nonfinite" else w
+        ids = (words(1, "head ids", 0, tokens) % np.uint32(vocab)).astype(np.int64)
+        nll, lse2, dx = b.head_backward(x, w, ids, F32(2e-4), sums, flag)
+        return [*b.head(x, w, ids, flag), nll, lse2, dx, sums, flag]
+
+    return case
+
+
+def _optimizer_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        shape = (size[2], size[1])
+        values = np.nan_to_num(_floats("optimizer g", shape, kind), nan=0.0, posinf=3e6, neginf=-3e6)
+        sums = (np.clip(values, F32(-1e9), F32(1e9)) * F32(2.0**24)).astype(np.int64) * np.int64(3) + np.int64(1)
+        p, m = (_floats(f"optimizer {name}", shape, "plain") for name in "pm")
+        v = np.abs(_floats("optimizer v", shape, "plain"))
+        constants = (2.0**-30, 0.7, 3e-3, 0.9997, 0.9, 0.1, 0.95, 0.05, 5.26, 10.3, 1e-8)
+        squares = b.square_rows(sums, F32(2.0**-30))
+        b.adamw(p, m, v, sums, AdamScalars(*map(F32, constants)))
+        return [squares, p, m, v]
+
+    return case
+
+
+def _attention_case(shape: AttentionShape, kind: str) -> Callable[[ModuleType], list[Any]]:
+    def case(b: ModuleType) -> list[Any]:
+        tokens, flag = 2 * shape.sequence, b.new_flag()
+        rows = {}
+        for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
+            spread = "wild" if kind == "wild" and name == "v" else "plain"
+            values = bf16(_floats(f"attention {name}", (tokens * heads, shape.width), spread))
+            rows[name] = b.quantise_rows(values, 1, flag)
+        q = rows["q"]._replace(scale=rows["q"].scale * F32(0.2))
+        d_out = bf16(_floats("attention d", (tokens, shape.heads * shape.width), kind))
+        saved = b.attention(q, rows["k"], rows["v"], shape)
+        return [*saved, *b.attention_backward(q, rows["k"], rows["v"], saved, d_out, shape, flag), flag]
+
+    return case
+
+
+def _floats(name: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """f32 inputs: "plain" is normal; "wild" spreads scales from 2⁻¹²⁰ to 2⁶⁰ and plants zeros; "nonfinite" plants ∞ and NaN."""
+    count = int(np.prod(shape, dtype=np.int64))
+    values = normal_cut(words(7, name, 0, count))
+    other = words(7, name + " kind", 0, count)
+    if kind == "wild":
+        exponent = (other % np.uint32(181)).astype(np.int32) - np.int32(120)
+        values = np.ldexp(values, exponent)
+        values[other % np.uint32(11) == 0] = 0
+    if kind == "nonfinite":
+        values[other % np.uint32(97) == 0] = np.inf
+        values[other % np.uint32(97) == 1] = np.nan
+    return values.reshape(shape).astype(np.float32)
+
+
+def _digest(outputs: list[Any]) -> str:
+    """One digest over arrays, integers and quantised rows, in order; a backend's own layout of a weight counts for nothing."""
+    parts: list[str] = []
+    for index, output in enumerate(outputs):
+        if isinstance(output, Rows):
+            parts += [_digest([output.hi, output.lo, output.scale])]
+        elif isinstance(output, Weight):
+            parts += [_digest([output.hi, output.scale])]
+        elif isinstance(output, np.ndarray):
+            parts += [digest.tensor_digest(str(index), output)]
+        else:
+            parts += [str(output)]
+    return digest.digest(canonical.dumps(parts), "vector")
+
+
+def write() -> None:
+    """Let the reference write the vectors."""
+    from kernels import reference
+
+    FILE.write_text(json.dumps(dict(run(reference)), indent=0, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    write()
