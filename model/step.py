@@ -3,6 +3,7 @@
     windows ─▶ unit gradients, summed as integers ─▶ norm ─▶ spike protocol ─▶ AdamW (or not) ─▶ next state, record
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from types import ModuleType
@@ -42,9 +43,17 @@ class StepRecord:
     diagnostics: dict[str, Any] | None
 
 
-def step(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray, diagnose: bool = False) -> StepRecord:
+def step(
+    spec: RunSpec,
+    backend: ModuleType,
+    state: State,
+    windows: np.ndarray,
+    diagnose: bool = False,
+    take: Callable[[dict[str, np.ndarray]], None] | None = None,
+) -> StepRecord:
     """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state` becomes the state after it.
 
+    `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's proof of replay needs their bytes.
     Raises ValueError where the windows are not those that the plan of this step asks for in number, length or vocabulary.
     """
     plan = schedule.plan(spec, state.step)
@@ -65,6 +74,8 @@ def step(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray, 
     report = diagnostics.measure(net, state, sums, mean) if diagnose and finite else None
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
     gradients = {name: digest.tensor_digest(name, s) for name, s in sorted(sums.items())} if finite else {}
+    if take is not None and finite:
+        take(sums)
     root, tensors = states.root(state)
     return StepRecord(
         step=plan.step,
