@@ -1,0 +1,1 @@
+"""From pinned files to windows: sources, documents, tokenizer, packing, mixture, manifest."""

@@ -1,0 +1,217 @@
+"""Documents out of the verified bytes of a file.
+
+An extractor yields every row it meets, in the file's own order, and what becomes of it: a text, or the reason why it is
+skipped. Members of an archive are taken by name (code points), rows by position: (file, member, position) is a
+document's address. Nothing is unpacked to disk.
+"""
+
+import gzip
+import html
+import io
+import json
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.corpus.spec import Botocore, Condition, Factbook, Rows, SoftwareHeritage, Text
+from storage.errors import InputFault, Refused
+
+SHORT = 200  # characters: an operation with less documentation says nothing but its name
+
+
+class Row(NamedTuple):
+    """A document, or (`text` is None) a row that is skipped for `reason`."""
+
+    member: str
+    position: int
+    text: str | None
+    reason: str = ""
+
+
+def rows(name: str, data: bytes, how: Text | Botocore | Factbook | Rows | SoftwareHeritage) -> Iterator[Row]:
+    """All rows of the file `name` with content `data`."""
+    extractors: dict[str, Callable[..., Iterator[Row]]] = {
+        "text": _text, "botocore": _botocore, "factbook": _factbook, "rows": _rows, "software_heritage": _blobs,
+    }  # fmt: skip
+    return (_checked(row) for row in extractors[how.kind](name, data, how))
+
+
+def _checked(row: Row) -> Row:
+    if row.text is None:
+        return row
+    if not row.text.strip():
+        return row._replace(text=None, reason="empty")
+    try:
+        row.text.encode()
+    except UnicodeEncodeError:  # a lone surrogate out of a JSON escape
+        return row._replace(text=None, reason="undecodable")
+    return row
+
+
+def _text(name: str, data: bytes, how: Text) -> Iterator[Row]:
+    for member, position, content in _members(name, data):
+        chosen = any(fnmatchcase(member, glob) for glob in how.include)
+        if not chosen or any(fnmatchcase(member, glob) for glob in how.exclude):
+            yield Row(member, position, None, "not selected")
+            continue
+        try:
+            yield Row(member, position, content().decode())
+        except UnicodeDecodeError:
+            yield Row(member, position, None, "undecodable")
+
+
+def _botocore(name: str, data: bytes, how: Botocore) -> Iterator[Row]:
+    for member, _, content in _members(name, data):
+        if not member.endswith("/service-2.json.gz"):
+            yield Row(member, 0, None, "not selected")
+            continue
+        try:
+            service = json.loads(gzip.decompress(content()))
+            texts = [service.get("documentation", ""), *_operations(service)]
+        except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError):
+            yield Row(member, 0, None, "malformed")
+            continue
+        for position, text in enumerate(map(plain, texts)):
+            short = position and 0 < len(text) <= SHORT
+            yield Row(member, position, None if short else text, "short" if short else "")
+
+
+def _operations(service: dict[str, Any]) -> Iterator[str]:
+    for _, operation in sorted(service["operations"].items()):
+        shape = service["shapes"].get(operation.get("input", {}).get("shape"), {})
+        members = shape.get("members", {}).items()
+        described = [
+            f"<p>{name}: {about['documentation']}</p>" for name, about in members if about.get("documentation")
+        ]
+        yield "\n".join([operation.get("documentation", ""), *described])
+
+
+def _factbook(name: str, data: bytes, how: Factbook) -> Iterator[Row]:
+    for member, position, content in _members(name, data):
+        if not member.endswith(".json"):
+            yield Row(member, position, None, "not selected")
+            continue
+        try:
+            profile = json.loads(content())
+        except ValueError:
+            yield Row(member, position, None, "malformed")
+            continue
+        yield Row(member, position, "\n".join(f"{heading}: {plain(text)}" for heading, text in _fields(profile, ())))
+
+
+def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(headings, text) of every field of a profile that has a text, in the profile's order."""
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("text"), str):
+        yield " / ".join(path), value["text"]
+    for heading, inner in value.items():
+        yield from _fields(inner, (*path, heading))
+
+
+def _rows(name: str, data: bytes, how: Rows) -> Iterator[Row]:
+    read = {"jsonl": _jsonl, "parquet": _parquet}.get(name.rpartition(".")[2])
+    if read is None:
+        raise InputFault(f"{name}: rows are read from .jsonl and .parquet files only")
+    for position, record in enumerate(read(name, data)):
+        if isinstance(record, str):
+            yield Row("", position, None, record)
+        elif not all(_holds(record, condition) for condition in how.keep):
+            yield Row("", position, None, "filtered")
+        elif not isinstance(record.get(how.text), str):
+            yield Row("", position, None, "malformed" if record.get(how.text) is not None else "empty")
+        else:
+            yield Row("", position, record[how.text])
+
+
+def _jsonl(name: str, data: bytes) -> Iterator[dict[str, Any] | str]:
+    lines = data.split(b"\n")
+    for line in lines[:-1] if not lines[-1] else lines:
+        try:
+            record = json.loads(line.decode())
+            yield record if isinstance(record, dict) else "malformed"
+        except UnicodeDecodeError:
+            yield "undecodable"
+        except (ValueError, RecursionError):
+            yield "malformed" if line.strip() else "empty"
+
+
+def _parquet(name: str, data: bytes) -> Iterator[dict[str, Any] | str]:
+    try:
+        for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(4096):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise InputFault(f"{name} is not a Parquet file that can be read: {error}") from error
+
+
+def _holds(record: dict[str, Any], condition: Condition) -> bool:
+    found, value = record.get(condition.column), condition.value
+    if type(found) is not type(value):
+        return False
+    if condition.relation == "equals":
+        return found == value
+    return found >= value if condition.relation == "at_least" else found <= value
+
+
+def _blobs(name: str, data: bytes, how: SoftwareHeritage) -> Iterator[Row]:
+    raise Refused(f"{name}: fetching blobs from Software Heritage is not built yet")
+
+
+def _members(name: str, data: bytes) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    """(member name, which of that name, content) of a zip or tar archive in order of names; else the file itself."""
+    stream = io.BytesIO(data)
+    try:
+        if zipfile.is_zipfile(stream):
+            with zipfile.ZipFile(stream) as archive:
+                members = [member for member in archive.infolist() if not member.is_dir()]
+                yield from _in_order([(member.filename, partial(archive.read, member)) for member in members])
+            return
+        stream.seek(0)
+        if tarfile.is_tarfile(stream):
+            stream.seek(0)
+            with tarfile.open(fileobj=io.BytesIO(_inflated(data))) as tar:
+                files = [member for member in tar.getmembers() if member.isfile()]
+                yield from _in_order([(file.name, partial(_tar_read, tar, file)) for file in files])
+            return
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
+        raise InputFault(
+            f"{name} is not an archive that can be read: {error}", cause="pinned as it is, but cut off"
+        ) from error
+    yield name, 0, lambda: data
+
+
+def _inflated(data: bytes) -> bytes:
+    """Gzip removed once, because seeking in a compressed tar by name would inflate it again and again."""
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+def _tar_read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = tar.extractfile(member)
+    return content.read() if content else b""
+
+
+def _in_order(found: list[tuple[str, Callable[[], bytes]]]) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    seen: dict[str, int] = {}
+    for name, content in sorted(found, key=lambda item: item[0]):  # stable: equal names stay in archive order
+        position = seen[name] = seen.get(name, -1) + 1
+        yield name, position, content
+
+
+_BLOCK = re.compile(r"</?(?:p|li|ul|ol|dl|dt|dd|br|div|h[1-6]|tr|table|note|important)\b[^>]*>", re.IGNORECASE)
+_TAG = re.compile(r"</?[A-Za-z][^>]*>")
+_SPACES = re.compile(r"[ \t\r\f\v\xa0]+")
+_BREAKS = re.compile(r" ?\n[ \n]*")
+
+
+def plain(markup: str) -> str:
+    """HTML as lines of text: blocks begin a line, other tags vanish, entities become characters."""
+    text = html.unescape(_TAG.sub("", _BLOCK.sub("\n", markup)))
+    return _BREAKS.sub("\n", _SPACES.sub(" ", text)).strip()

@@ -1,0 +1,96 @@
+"""Pinned files as verified bytes.
+
+A file is read once into memory, its size and sha256 are compared with the pin, and those very bytes are what the
+extractors see: nothing is opened again after the check. The cache folder is trusted for nothing.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from storage.corpus.spec import File, HubFiles, LocalFile, PinnedTokenizer, PyPIFile
+from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
+
+
+def read_pinned(pin: File | PinnedTokenizer, cache: Path) -> bytes:
+    """The bytes of a pinned file, downloaded into `cache` if need be; InputFault if they differ from the pin."""
+    if isinstance(pin, HubFiles):
+        raise Refused(
+            f"{pin.dataset} at commit {pin.revision[:12]} cannot be prepared: its files have no digests yet",
+            cause="a hub data set is pinned by commit; resolving that to files with size and sha256 is not built yet",
+            next_step="download its files, pin them as kind: local (path, size, sha256), and prepare that recipe",
+        )
+    path = cache / pin.sha256 if isinstance(pin, PyPIFile) else Path(pin.path)
+    if isinstance(pin, PyPIFile) and not path.exists():
+        _download(pin, cache, path)
+    return _verified(pin, path)
+
+
+def _verified(pin: PyPIFile | LocalFile | PinnedTokenizer, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(pin.size + 1)  # one byte more tells a longer file without reading all of it
+            longer = len(data) > pin.size
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise MissingObject(
+            f"there is no {path}", cause="the recipe names another folder, or the file was moved"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}", cause="no permission, or not a file") from error
+    found = hashlib.sha256(data).hexdigest()
+    if longer or len(data) != pin.size or found != pin.sha256:
+        raise InputFault(
+            f"{path} differs from its pin: {size} bytes, sha256 {'of its beginning ' if longer else ''}{found}; "
+            f"expected {pin.size} bytes, sha256 {pin.sha256}",
+            cause="the file was changed or damaged after it was pinned",
+            next_step=_repair(pin, path),
+        )
+    return data
+
+
+def _repair(pin: PyPIFile | LocalFile | PinnedTokenizer, path: Path) -> str:
+    if isinstance(pin, PyPIFile):
+        return f"delete it (rm {path}) and prepare again; it will be downloaded anew"
+    return "restore the pinned file, or pin the new one in the recipe: that is another mix with another root"
+
+
+def _download(pin: PyPIFile, cache: Path, target: Path) -> None:
+    """Let pip fetch the one file, with its own hash check, and move it to its place in one step."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
+            requirement = Path(folder, "requirement.txt")
+            requirement.write_text(f"{pin.package} --hash=sha256:{pin.sha256}\n")
+            _pip(pin, requirement, Path(folder, "files"))
+            (found,) = Path(folder, "files").iterdir()
+            os.replace(found, target)
+    except OSError as error:
+        raise StorageError(f"{cache}: {error.strerror}", cause="the cache folder is full or not writable") from error
+
+
+def _pip(pin: PyPIFile, requirement: Path, folder: Path) -> None:
+    only = "--only-binary" if pin.format == "wheel" else "--no-binary"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", only, ":all:", "-r", str(requirement), "-d", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return
+    output = result.stdout + result.stderr
+    got = re.search(r"Got\s+([0-9a-f]{64})", output)
+    if got:
+        raise InputFault(
+            f"{pin.name}: the index serves sha256 {got.group(1)}, expected {pin.sha256}",
+            cause="the pin is of another file of this release (wheel or sdist), or the index was tampered with",
+            next_step=f"compare with the file digests that the index lists for {pin.package}",
+        )
+    lines = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-1:]
+    raise VerbatimError(
+        f"{pin.name} could not be downloaded: {' '.join(lines[-1:])}",
+        cause="no network, no package index configured for pip, or no such release",
+        next_step=f"run `{' '.join(command[:4])} --no-deps {pin.package}` and see what pip says",
+    )

@@ -1,0 +1,152 @@
+"""The manifest: one canonical JSON of what the mix is (`mix`, under the mix root) and how it is stored (`files`).
+
+    window leaf     BLAKE3("window", the window's little-endian ids)
+    shard           BLAKE3("shard", its leaves in order)
+    windows root    BLAKE3("windows", the shards' digests in order)         one for training, one held out, per source
+    held-out root   BLAKE3("held out", canonical JSON {source: its held-out windows root})
+    mix root        BLAKE3("mix", canonical JSON of `mix`, which holds all of the above)
+
+What depends on a library's file format (an Arrow header, a Parquet writer's name) is in `files` and under no root.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError
+
+from kernels import canonical
+from kernels.digest import digest
+from model.spec import Spec
+from storage.corpus.mixture import Mixture
+from storage.errors import InputFault
+from storage.store import Store, object_digest
+
+KEY = "manifest.json"
+FORMAT = "verbatim mix 1"
+
+
+class Shard(Spec):
+    """`windows` consecutive windows of a source; `digest` is over their leaves."""
+
+    windows: int = Field(ge=1)
+    digest: str
+
+
+class Windows(Spec):
+    """A token stream cut into windows: tokens = windows * window_tokens + tail (the tail fills no window)."""
+
+    documents: int
+    tokens: int
+    windows: int
+    tail: int
+    shards: Annotated[tuple[Shard, ...], Field(strict=False)]
+
+    @property
+    def root(self) -> str:
+        return digest(b"".join(bytes.fromhex(shard.digest) for shard in self.shards), "windows")
+
+
+class SourceManifest(Spec):
+    """Counts of one source; `skipped`: rows that are no documents, by reason."""
+
+    name: str
+    text_bytes: int
+    skipped: dict[str, int]
+    train: Windows
+    held_out: Windows
+
+
+class TokenizerManifest(Spec):
+    digest: str
+    vocab: int
+    end_of_text: int
+
+
+class Mix(Spec):
+    """All that the mix root covers.
+
+    counts: the sources' windows in every block of the stream; next_pass: at which window of the stream each source
+    begins its second pass.
+    """
+
+    format: str = FORMAT
+    spec: dict[str, Any]
+    tokenizer: TokenizerManifest
+    dtype: str
+    window_tokens: int
+    sources: Annotated[tuple[SourceManifest, ...], Field(strict=False)]
+    counts: Annotated[tuple[int, ...], Field(strict=False)]
+    next_pass: dict[str, int]
+    held_out_root: str
+
+
+class StoredFile(Spec):
+    """An object of the mix store: its digest and size in bytes, and for an Arrow file where its rows begin."""
+
+    digest: str
+    size: int
+    rows_at: int = 0
+
+
+class Manifest(Spec):
+    """manifest.json. `root` is the mix root; `files` are by key."""
+
+    root: str
+    mix: Mix
+    files: dict[str, StoredFile]
+
+    @classmethod
+    def of(cls, mix: Mix, files: dict[str, StoredFile]) -> Self:
+        return cls(root=mix_root(mix), mix=mix, files=files)
+
+    @property
+    def held_out_root(self) -> str:
+        return self.mix.held_out_root
+
+    @property
+    def mixture(self) -> Mixture:
+        return Mixture(
+            seed=self.mix.spec["seed"],
+            names=tuple(source.name for source in self.mix.sources),
+            windows=tuple(source.train.windows for source in self.mix.sources),
+            counts=self.mix.counts,
+        )
+
+    def to_bytes(self) -> bytes:
+        return canonical.dumps(self.model_dump(mode="json"))
+
+
+def mix_root(mix: Mix) -> str:
+    return digest(canonical.dumps(mix.model_dump(mode="json")), "mix")
+
+
+def held_out_root(sources: tuple[SourceManifest, ...]) -> str:
+    return digest(canonical.dumps({source.name: source.held_out.root for source in sources}), "held out")
+
+
+def read_manifest(store: Store, base: str = "", root: str | None = None) -> Manifest:
+    """The manifest at `base` + manifest.json, consistent in itself, and with this mix root if one is given."""
+    key = base + KEY
+    try:
+        manifest = Manifest.model_validate(canonical.loads(store.read(key, limit=1 << 30)))
+    except (canonical.NotCanonical, ValidationError) as error:
+        raise InputFault(
+            f"{store.uri}: {key} is not a manifest: {error}", cause="damaged, or of another version"
+        ) from error
+    _same(store, key, "mix root", manifest.root, mix_root(manifest.mix))
+    _same(store, key, "held-out root", manifest.held_out_root, held_out_root(manifest.mix.sources))
+    if root is not None:
+        _same(store, key, "mix root", manifest.root, root)
+    return manifest
+
+
+def stored(data: bytes, rows_at: int = 0) -> StoredFile:
+    return StoredFile(digest=object_digest(data), size=len(data), rows_at=rows_at)
+
+
+def _same(store: Store, key: str, what: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise InputFault(
+            f"{store.uri}: {key} has {what} {found}, expected {expected}",
+            cause="the manifest was changed, or it is another mix's",
+            next_step="fetch it again from where the mix was published",
+        )

@@ -1,0 +1,231 @@
+"""MixSpec: everything that decides a bit of the data stream, and nothing else.
+
+A source is a list of files, each pinned by name, version, size and sha256 (a hub data set: by commit) and each with the
+way its documents are taken out of it. There is no field that loosens a pin.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from kernels import canonical
+from kernels.digest import digest
+from model.spec import Spec
+
+MAX_BLOCK = 65_536  # slots of a mixture block: its table stays small enough to be recomputed on demand
+MAX_SAMPLE = 2**30  # bytes: the trainer counts pairs in 32 bits, a pair needs a byte, and the last text may overshoot
+MAX_RESERVED = 1 << 20  # held-out windows of one source
+
+
+def _slash(path: str) -> str:
+    return path.replace("\\", "/")
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+Globs = Annotated[tuple[str, ...], Field(strict=False)]
+Path_ = Annotated[str, AfterValidator(_slash)]
+
+
+class Condition(Spec):
+    """A row is kept if `column` stands in this relation to `value`; a row without the column is not."""
+
+    column: str
+    relation: Literal["equals", "at_least", "at_most"]
+    value: int | str
+
+
+class Text(Spec):
+    """Each member of an archive (or the file itself) whose name matches a glob is one document of UTF-8 text."""
+
+    kind: Literal["text"] = "text"
+    include: Globs = ("*",)
+    exclude: Globs = ()
+
+
+class Botocore(Spec):
+    """AWS service descriptions in a botocore wheel: a document for each service and each operation, HTML removed."""
+
+    kind: Literal["botocore"] = "botocore"
+
+
+class Factbook(Spec):
+    """Country profiles of the CIA World Factbook in JSON: a document for each country, HTML removed."""
+
+    kind: Literal["factbook"] = "factbook"
+
+
+class Rows(Spec):
+    """Each row of a .jsonl or .parquet file is a document: its column `text`."""
+
+    kind: Literal["rows"] = "rows"
+    text: str = "text"
+    keep: Annotated[tuple[Condition, ...], Field(strict=False)] = ()
+
+
+class SoftwareHeritage(Spec):
+    """Each row names a blob of Software Heritage's archive and its encoding: the document. Not built yet."""
+
+    kind: Literal["software_heritage"] = "software_heritage"
+    blob: str = "blob_id"
+    encoding: str = "src_encoding"
+    keep: Annotated[tuple[Condition, ...], Field(strict=False)] = ()
+
+
+Extract = Annotated[Text | Botocore | Factbook | Rows | SoftwareHeritage, Field(discriminator="kind")]
+
+
+class Pin(Spec):
+    """What every pin of one file says; `size` in bytes."""
+
+    sha256: Sha256
+    size: int = Field(ge=0)
+
+
+class PyPIFile(Pin):
+    """A wheel or source distribution of `package` ("name==version") in the Python package index."""
+
+    kind: Literal["pypi"]
+    package: str = Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._!+-]+$")
+    format: Literal["wheel", "sdist"]
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return f"{self.package} {self.format}"
+
+
+class LocalFile(Pin):
+    """A file of this machine. Its last name is its address in the mix: the folder is no part of the result."""
+
+    kind: Literal["local"]
+    path: Path_
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return PurePath(self.path).name
+
+
+class HubFiles(Spec):
+    """Files of a Hugging Face data set at one commit. They need their own pins before they can be prepared."""
+
+    kind: Literal["hub"]
+    dataset: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    include: Globs = ("*",)
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}@{self.revision} {','.join(self.include)}"
+
+
+File = Annotated[PyPIFile | LocalFile | HubFiles, Field(discriminator="kind")]
+
+
+class SourceSpec(Spec):
+    """One kind of text. The order of `files` plays no part: they are sorted by name."""
+
+    name: Name
+    files: Annotated[tuple[File, ...], Field(strict=False, min_length=1)]
+
+    @field_validator("files")
+    @classmethod
+    def _sorted(cls, files: tuple[File, ...]) -> tuple[File, ...]:
+        ordered = tuple(sorted(files, key=lambda file: file.name))
+        _unique("file", [file.name for file in ordered])
+        return ordered
+
+
+class TrainTokenizer(Spec):
+    """Byte-level BPE with `vocab` ids trained on the mix; `special` take the first ids, the first of them ends a text.
+
+    `sample_bytes` of UTF-8 are drawn from the sources in proportion to their size (whole documents).
+    """
+
+    kind: Literal["train"] = "train"
+    vocab: int = Field(ge=257, le=1 << 24)
+    special: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("<|endoftext|>",)
+    sample_bytes: int = Field(ge=1, le=MAX_SAMPLE)
+
+    @model_validator(mode="after")
+    def _room(self) -> Self:
+        _unique("special token", list(self.special))
+        if self.vocab < 256 + len(self.special):
+            raise ValueError(f"vocab is {self.vocab}; it needs the 256 bytes and {len(self.special)} special tokens")
+        return self
+
+
+class PinnedTokenizer(Pin):
+    """A tokenizer.json file of this machine, of the `tokenizers` library's format."""
+
+    kind: Literal["pinned"]
+    path: Path_
+    end_of_text: str = "<|endoftext|>"
+
+
+Tokenizer = Annotated[TrainTokenizer | PinnedTokenizer, Field(discriminator="kind")]
+
+
+class MixSpec(Spec):
+    """The mix. A window holds seq_len + 1 tokens; `held_out_windows` are reserved in each source.
+
+    Of every `block` windows of the stream each source has a fixed number: by largest remainder of the sources' window
+    counts (all are read at the same rate), or as `proportions` says, whose sum is then the block.
+    """
+
+    seed: int = Field(ge=0, lt=2**63)
+    seq_len: int = Field(ge=1, le=1 << 20)
+    shard_windows: int = Field(ge=1, le=1 << 20)
+    held_out_windows: int = Field(ge=1, le=MAX_RESERVED)
+    block: int | None = Field(default=None, ge=1, le=MAX_BLOCK)
+    proportions: dict[str, Annotated[int, Field(ge=1)]] | None = None
+    tokenizer: Tokenizer
+    sources: Annotated[tuple[SourceSpec, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [source.name for source in self.sources]
+        _unique("source", names)
+        if (self.block is None) == (self.proportions is None):
+            raise ValueError("give either block (proportions follow the sources' sizes) or proportions, not both")
+        if self.proportions is not None:
+            if sorted(self.proportions) != sorted(names):
+                raise ValueError(
+                    f"proportions are given for {sorted(self.proportions)}, the sources are {sorted(names)}"
+                )
+            if sum(self.proportions.values()) > MAX_BLOCK:
+                raise ValueError(
+                    f"proportions sum to {sum(self.proportions.values())}; at most {MAX_BLOCK} are allowed"
+                )
+        return self
+
+    @property
+    def window_tokens(self) -> int:
+        return self.seq_len + 1
+
+    def public(self) -> dict[str, Any]:
+        """The spec as it stands in the manifest: without the folders of local files."""
+        return _without_folders(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        return digest(canonical.dumps(self.public()), "mix spec")
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: PurePath(v).name if k == "path" else _without_folders(v) for k, v in value.items()}
+    return [_without_folders(item) for item in value] if isinstance(value, list) else value
+
+
+def _unique(what: str, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{what} {twice[0]!r} is named twice; names are addresses and must differ")

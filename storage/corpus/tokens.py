@@ -1,0 +1,126 @@
+"""The tokenizer: trained reproducibly, checked by digest when loaded, and two libraries that must agree.
+
+`tokenizers` trains and defines; `fastokens` encodes, thirty times faster; a sample of every shard is encoded by both.
+A special token's name inside a text is text. Training counts sums and breaks ties by ids, so that the order of the
+documents and the number of threads play no part.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from fastokens import Tokenizer as FastTokenizer
+from tokenizers import Tokenizer as ReferenceTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from storage.corpus.spec import TrainTokenizer
+from storage.errors import InputFault, MachineFault
+from storage.store import object_digest
+
+BATCH_BYTES = 4 << 20
+MIN_FREQUENCY = 2
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of texts in order, an end-of-text token after each and none before.
+
+    ids: uint16 or uint32 [all tokens]; ends: int64 [texts], where each text's tokens (with the end-of-text token) end.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
+
+    def text_ids(self, index: int) -> np.ndarray:
+        """The ids of one text, with its end-of-text token."""
+        return self.ids[self.ends[index - 1] if index else 0 : self.ends[index]]
+
+
+class Tokens:
+    """A tokenizer.json; `eot` is the id that ends a text and `dtype` the smallest little-endian type for its ids."""
+
+    def __init__(self, data: bytes, digest: str, end_of_text: str) -> None:
+        if object_digest(data) != digest:
+            raise InputFault(
+                f"the tokenizer has digest {object_digest(data)}, expected {digest}",
+                cause="tokenizer.json was changed after the mix was prepared",
+                next_step="fetch it again from where the mix was published",
+            )
+        try:
+            self._reference = ReferenceTokenizer.from_str(data.decode())
+            self._fast = FastTokenizer.from_json_str(data.decode())
+        except Exception as error:  # both libraries raise bare Exception
+            raise InputFault(f"the tokenizer with digest {digest} cannot be loaded: {error}") from error
+        eot = self._reference.token_to_id(end_of_text)
+        if eot is None:
+            raise InputFault(f"the tokenizer has no token {end_of_text!r} to end a text with")
+        self._reference.encode_special_tokens = True
+        self.data, self.digest, self.eot = data, digest, int(eot)
+        self.vocab: int = self._reference.get_vocab_size()
+        self.dtype = np.dtype("<u2" if self.vocab <= 1 << 16 else "<u4")
+
+    def encode(self, texts: Sequence[str], tell: Callable[[int, int], None] = lambda done, total: None) -> Encoded:
+        """All texts, each followed by the end-of-text token."""
+        pieces, lengths, done = [np.empty(0, self.dtype)], [np.empty(0, np.int64)], 0
+        for batch in _batches(texts):
+            flat, offsets = self._fast.encode_batch_flat(batch, add_special_tokens=False, split_special_tokens=True)
+            ids, bounds = np.frombuffer(flat, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
+            if ids.size and int(ids.max()) >= self.vocab:
+                raise MachineFault(f"the encoder returned id {int(ids.max())}, the vocabulary has {self.vocab}")
+            pieces.append(np.insert(ids, bounds[1:], self.eot).astype(self.dtype))
+            lengths.append(np.diff(bounds) + 1)
+            done += len(batch)
+            tell(done, len(texts))
+        return Encoded(np.concatenate(pieces), np.cumsum(np.concatenate(lengths)))
+
+    def check(self, text: str, ids: np.ndarray) -> None:
+        """MachineFault unless the defining library gives the same ids for `text` (plus the end-of-text token)."""
+        expected = [*self._reference.encode(text, add_special_tokens=False).ids, self.eot]
+        if expected != ids.tolist():
+            at = next((i for i, pair in enumerate(zip(expected, ids.tolist(), strict=False)) if pair[0] != pair[1]), -1)
+            raise MachineFault(
+                f"two tokenizer libraries disagree at token {at} of {text[:60]!r}: "
+                f"tokenizers gives {len(expected)} ids {expected[at : at + 4]}, "
+                f"fastokens {len(ids)} ids {ids.tolist()[at : at + 4]}",
+                cause="a version of fastokens whose rules differ from the tokenizer's",
+                next_step="install the versions of constraints.txt",
+            )
+
+
+def train(spec: TrainTokenizer, texts: Iterator[str]) -> bytes:
+    """tokenizer.json of a byte-level BPE trained on `texts`; InputFault if they are too few for the vocabulary."""
+    tokenizer = ReferenceTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=list(spec.special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != spec.vocab:
+        raise InputFault(
+            f"the tokenizer's sample gives {tokenizer.get_vocab_size()} ids, the recipe asks for {spec.vocab}",
+            cause="too little text for so large a vocabulary",
+            next_step="lower tokenizer.vocab, or add text (and tokenizer.sample_bytes)",
+        )
+    return tokenizer.to_str(pretty=False).encode()
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
