@@ -4,7 +4,7 @@
     digests/<step>.json                         tensor digests beside each entry (beside.py)
     checkpoints/<k>.json, objects/<digest>      states (checkpoint.py)
     segments/…                                  what really ran (segment.py)
-    probe/<k>.json, diagnostics/<step>.json     figures for people (training.py)
+    probe/<k>.json, diagnostics/<step>.json     figures for people (figures.py)
     recipe.yaml                                 the recipe as it was given
 
 A published release is the same layout, with the mix under mix/ and RELEASE.json (publish.py).
@@ -13,12 +13,10 @@ A published release is the same layout, with the mix under mix/ and RELEASE.json
 from dataclasses import dataclass
 from types import ModuleType
 
-import kernels
 from model import schedule
 from model.spec import RunSpec
 from model.state import root
-from model.state import initial_state
-from storage import provenance
+from storage import engine, provenance
 from storage.errors import Refused, UsageError
 from storage.ledger import HEADER_KEY, Header, Ledger, create_header
 from storage.store import Store, create_same
@@ -50,7 +48,7 @@ def create_run(
     trainer: public key, 64 hex digits. Draws the initial weights once, to name their root. Raises Refused where the
     store holds another run, or this software does not implement the spec's arithmetic.
     """
-    check_arithmetic(spec)
+    engine.check_arithmetic(spec)
     _check_stream(spec, stream)
     if HEADER_KEY in store.list(HEADER_KEY):
         run = open_run(store, stream)
@@ -61,7 +59,7 @@ def create_run(
             mix_root=stream.manifest.root,
             held_out_root=stream.manifest.held_out_root,
             trainer=trainer,
-            initial_root=root(initial_state(spec, backend))[0],
+            initial_root=root(engine.initial_state(spec, backend))[0],
             code=provenance.code_digest(),
             lock=provenance.lock_digest(),
         )
@@ -94,20 +92,6 @@ def open_release(store: Store) -> Run:
     ledger = Ledger(store)
     stream = Stream.open(store, "mix/", root=ledger.header.mix_root)
     return open_run(store, stream)
-
-
-def check_arithmetic(spec: RunSpec) -> None:
-    """Refused unless the installed kernels implement the spec's contract, by the same conformance vectors."""
-    for what, asked, installed in (
-        ("contract", spec.contract, kernels.CONTRACT),
-        ("conformance vectors", spec.vectors, kernels.vectors_digest()),
-    ):
-        if asked != installed:
-            raise Refused(
-                f"the run's {what} is {asked}, the installed kernels' is {installed}",
-                cause="this version computes by other rules than the run was begun with",
-                next_step="install the version that the run's release names",
-            )
 
 
 def _check_stream(spec: RunSpec, stream: Stream) -> None:

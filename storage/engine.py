@@ -1,0 +1,49 @@
+"""The only place where storage takes the arithmetic from: one step function, one initial state, one evaluation."""
+
+from types import ModuleType
+
+import kernels
+from kernels.conformance import self_test as _self_test
+from model.spec import RunSpec
+from model.state import State, initial_state
+from model.step import StepRecord, evaluate, step
+from storage.errors import MachineFault, Refused, UsageError
+
+__all__ = ["State", "StepRecord", "check_arithmetic", "evaluate", "initial_state", "load_backend", "self_test", "step"]
+
+
+def load_backend(name: str) -> ModuleType:
+    """The backend of that name; UsageError for another."""
+    try:
+        return kernels.backend(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def self_test(name: str) -> None:
+    """MachineFault unless this backend reproduces every conformance vector on this machine."""
+    if failing := _self_test(load_backend(name)):
+        raise MachineFault(
+            f"backend {name} fails {len(failing)} conformance vectors here: {', '.join(failing[:5])}",
+            cause="faulty memory or processor, or a dependency of another version",
+            next_step="make install, then verbatim doctor; if it still fails, use another machine",
+        )
+
+
+def check_arithmetic(spec: RunSpec) -> None:
+    """Refused unless the installed kernels implement the spec's contract, by the same conformance vectors."""
+    contract, vectors = _installed()
+    for what, asked, installed in (
+        ("contract", spec.contract, contract),
+        ("conformance vectors", spec.vectors, vectors),
+    ):
+        if asked != installed:
+            raise Refused(
+                f"the run's {what} is {asked}, the installed kernels' is {installed}",
+                cause="this version computes by other rules than the run was begun with",
+                next_step="install the version that the run's release names",
+            )
+
+
+def _installed() -> tuple[str, str]:
+    return kernels.CONTRACT, kernels.vectors_digest()

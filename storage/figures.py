@@ -1,0 +1,140 @@
+"""Figures for people, beside the ledger and in none of its digests: held-out losses, diagnostics, dead tensors.
+
+    probe/<k>.json            loss of state k on each source's held-out windows, as float bits
+    diagnostics/<step>.json   norms, quantiser steps, zero shares of one step
+
+They follow from the state alone, so they too can be recomputed and compared.
+"""
+
+from fractions import Fraction
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from kernels import canonical
+from model import host
+from storage import engine
+from storage.beside import digests_key
+from storage.engine import State, StepRecord
+from storage.errors import MissingObject, VerbatimError
+from storage.records import Bits, Count, Digest, Record
+from storage.run import Run
+from storage.store import create_same
+
+ZERO_LIMIT = 100  # steps running with a gradient of exactly zero: the tensor is not connected
+
+
+class SourceLoss(Record):
+    """Mean negative log-likelihood in nats over a source's held-out windows; None where not finite."""
+
+    loss: Bits | None
+    windows: Count
+
+
+class Probe(Record):
+    """Held-out losses of state `step`."""
+
+    kind: Literal["probe"] = "probe"
+    step: Count
+    state: Digest
+    held_out_root: Digest
+    sources: dict[str, SourceLoss]
+
+    def mean(self) -> np.float32 | None:
+        """Mean over all held-out windows, from the sources' means, rounded once to float32."""
+        total, windows = Fraction(0), 0
+        for source in self.sources.values():
+            if source.loss is None:
+                return None
+            total += source.windows * Fraction(float(canonical.from_bits(source.loss)))
+            windows += source.windows
+        return host.f32(total / windows)
+
+
+class Diagnostics(Record):
+    """What the model measured of one step, by tensor."""
+
+    kind: Literal["diagnostics"] = "diagnostics"
+    step: Count
+    tensors: dict[str, dict[str, Any]]
+
+
+def probe_key(step: int) -> str:
+    """Where the probe of state `step` lies."""
+    return f"probe/{step:08d}.json"
+
+
+def save_probe(run: Run, backend: ModuleType, state: State) -> Probe:
+    """The held-out losses of this state, evaluated unless they are there already."""
+    key = probe_key(state.step)
+    try:
+        return Probe.parse(run.store.read(key, limit=1 << 20), key)
+    except MissingObject:
+        probe = Probe(
+            step=state.step,
+            state=run.ledger.state_root(state.step),
+            held_out_root=run.stream.manifest.held_out_root,
+            sources=_losses(run, backend, state),
+        )
+        create_same(run.store, key, probe.canonical())
+        return probe
+
+
+def _losses(run: Run, backend: ModuleType, state: State) -> dict[str, SourceLoss]:
+    windows, start = run.stream.held_out(), 0
+    losses = {}
+    for source in run.stream.manifest.mix.sources:
+        part = windows[start : start + source.held_out.windows]
+        start += len(part)
+        if len(part):
+            bits = engine.evaluate(run.spec, backend, state, part)
+            losses[source.name] = SourceLoss(loss=bits, windows=len(part))
+    return losses
+
+
+def save_diagnostics(run: Run, record: StepRecord) -> None:
+    """Write a step's diagnostics, if it has any."""
+    if record.diagnostics is not None:
+        document = Diagnostics(step=record.step, tensors=record.diagnostics)
+        create_same(run.store, f"diagnostics/{record.step:08d}.json", document.canonical())
+
+
+class ZeroWatch:
+    """Counts, across restarts, how many steps running a tensor's gradient was exactly zero."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._counts: dict[str, int] = {}
+
+    def see(self, record: StepRecord) -> None:
+        """Take note of one step; VerbatimError once a tensor has been dead for ZERO_LIMIT steps."""
+        if record.gradient is None:
+            return  # the step was void: it says nothing about its tensors
+        self._counts = {name: 1 + self._before(record, name) for name in record.zero_gradients}
+        for name, count in self._counts.items():
+            if count >= ZERO_LIMIT:
+                raise VerbatimError(
+                    f"the gradient of {name} was exactly zero in {count} steps running, to step {record.step}",
+                    cause="the tensor is not connected to the loss, or its quantiser swallows everything",
+                    next_step=f"look at diagnostics/ in {self._run.store.uri}",
+                )
+
+    def _before(self, record: StepRecord, name: str) -> int:
+        """Steps running before this one: as counted here, or read from the digests that earlier segments left."""
+        if name in self._counts or record.step == 0:
+            return self._counts.get(name, 0)
+        count = 0
+        while count < ZERO_LIMIT and count < record.step:
+            if _gradient_digest(self._run, record.step - 1 - count, name) != record.gradients[name]:
+                break  # one shape and all zero is one digest
+            count += 1
+        return count
+
+
+def _gradient_digest(run: Run, step: int, name: str) -> str | None:
+    try:
+        document = canonical.loads(run.store.read(digests_key(step), limit=8 << 20))
+        return str(document["gradient"][name])
+    except (MissingObject, canonical.NotCanonical, KeyError, TypeError):
+        return None
