@@ -16,10 +16,8 @@ ARITHMETIC = {"contract": "test", "vectors": "0" * 64}  # named here, so that th
 
 def run_section(name: str) -> dict[str, Any]:
     """The `run` part of a recipe as plain values."""
-    merged, alone = RECIPES / f"{name}.yaml", RECIPES / f"{name}.run.yaml"
-    if merged.exists():
-        return ARITHMETIC | yaml.safe_load(merged.read_text(encoding="utf-8"))["run"]
-    return ARITHMETIC | yaml.safe_load(alone.read_text(encoding="utf-8"))
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    return ARITHMETIC | yaml.safe_load(text)["run"]
 
 
 def run_spec(name: str) -> RunSpec:
