@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-slow test lint serve clean
+.PHONY: help install demo demo-slow test lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,8 @@ help: ## list these targets
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+install: .venv/installed ## only set up .venv, which every other target does itself
 
 demo: .venv/installed ## raw text to audited steps, on this computer (about 7 minutes)
 	$(BIN)/python -m flows.demo

@@ -18,6 +18,8 @@ from model.spec import RunSpec
 from storage.corpus.spec import MixSpec
 from storage.errors import UsageError
 
+RECIPES = Path(__file__).resolve().parent.parent / "deployments" / "recipes"
+
 
 class Plan(BaseModel):
     """How a run is carried out. Steps count from 0; "every k" means after k, 2k, 3k, ... steps, and at the end."""
@@ -66,16 +68,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(path: str | Path) -> Recipe:
+def find(name: str | Path) -> Path:
+    """`demo` is deployments/recipes/demo.yaml; anything with a folder or a suffix is a path."""
+    path = Path(name)
+    return RECIPES / f"{name}.yaml" if path.name == str(name) and not path.suffix else path
+
+
+def load(name: str | Path) -> Recipe:
     """Read and check a recipe. Raises UsageError that names the file, the field, the value and what is allowed."""
-    path = Path(path)
+    path = find(name)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"the recipe {path} cannot be read: {error.strerror}",
             cause="a wrong name, or a path relative to another folder",
-            next_step="ls deployments/recipes",
+            next_step=f"use one of {', '.join(sorted(known.stem for known in RECIPES.glob('*.yaml')))}, or a path",
         ) from None
     try:
         return Recipe.model_validate(yaml.load(text, Loader=_Loader))

@@ -1,7 +1,7 @@
 """Run a module in a process that ends when its parent does: `python -m tasks.leash MODULE ARGUMENTS...`.
 
 The parent holds the other end of this process's standard input. When the parent dies, however it dies, the pipe
-closes; this process then asks itself to stop (SIGTERM), and is gone ten seconds later at the latest.
+closes; this process then asks itself to stop (SIGTERM), and is gone twenty seconds later at the latest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-PATIENCE = 10.0  # seconds between asking and ending
+PATIENCE = 20.0  # seconds between asking and ending
 
 
 def start(

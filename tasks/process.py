@@ -1,7 +1,7 @@
 """Run one of the project's own modules in a process of its own and listen to what it reports.
 
 The child writes one JSON object per line to its standard output: any number of events, and at the end
-{"event": "result", ...} or {"event": "error", "message": ..., "exit_code": ...}. It is a child, not a thread, so that
+{"kind": "result", ...} or {"kind": "error", "message": ..., "exit_code": ...}. It is a child, not a thread, so that
 it can be killed without harm, starts with clean memory and thread pools, and never outlives whoever asked for it.
 """
 
@@ -55,7 +55,7 @@ def run(module: str, request: Event, on_event: Callable[[Event], None] = lambda 
             cause="someone killed it, or the system ran out of memory",
             next_step="start it again: it goes on from its newest whole checkpoint",
         )
-    if status or result.get("event") != "result":
+    if status or result.get("kind") != "result":
         message = str(result.get("message", f"{module} ended with exit code {status} and gave no result"))
         raise ChildFailed(message, int(result.get("exit_code", status or 1)))
     return result
@@ -70,9 +70,9 @@ def _listen(child: subprocess.Popen[bytes], on_event: Callable[[Event], None]) -
     return last
 
 
-def emit(event: str, **fields: Any) -> None:
+def emit(kind: str, **fields: Any) -> None:
     """Report one event to the parent."""
-    os.write(_REPORT, json.dumps({"event": event, **fields}).encode() + b"\n")
+    os.write(_REPORT, json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
 # The descriptor that events go to; what a library prints goes to standard error instead, see `reporting`.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+PROJECT = Path(__file__).resolve().parent.parent
+CACHE = PROJECT / "runs" / "cache" / "sources"  # downloads, by their SHA-256; safe to delete
+KEYS = PROJECT / "runs" / "keys"  # this machine's signing keys
 
 RecipeName = Annotated[
     str, Field(title="Recipe", description="A name in deployments/recipes, such as demo, or the path of a YAML file.")
@@ -14,15 +18,25 @@ Folder = Annotated[
     str,
     Field(
         title="Folder",
-        description="Where the run lives: its windows (mix/), ledger and checkpoints (run/), certificates. "
-        "Empty: runs/<name of the recipe>.",
+        description="Where the run lives: its windows (mix/), ledger and checkpoints (run/). "
+        "Empty: runs/ and the name of the recipe.",
     ),
 ]
+Target = Annotated[
+    str, Field(title="Target", description="Folder or address to publish to. Empty: published/ in the run's folder.")
+]
 Release = Annotated[
-    str, Field(title="Published run", description="Folder or address that `publish` wrote, e.g. runs/demo/published.")
+    str, Field(title="Published run", description="Folder or address that was published to: runs/demo/published.")
 ]
 Backend = Annotated[
     str, Field(title="Backend", description="cpu (fast) or reference (plain NumPy, slow). It changes no bit.")
+]
+Step = Annotated[
+    int | None, Field(title="Step", ge=0, description="The step to replay, from 0. Empty: the initial state.")
+]
+Count = Annotated[int, Field(title="Count", ge=1, description="How many steps to draw.")]
+Certificates = Annotated[
+    str, Field(title="Certificates", description="Folder for signed certificates. Empty: runs/certificates.")
 ]
 
 
@@ -33,10 +47,20 @@ class Places(BaseModel):
 
     root: Path
 
+    @classmethod
+    def of(cls, folder: str) -> Self:
+        """Relative folders are the project's, wherever a worker happens to run."""
+        return cls(root=PROJECT / folder)
+
     @property
     def mix(self) -> str:
         """Windows, documents' index, tokenizer, manifest."""
         return str(self.root / "mix")
+
+    @property
+    def rebuilt_mix(self) -> str:
+        """A second copy of the mix, made only to compare it."""
+        return str(self.root / "rebuilt-mix")
 
     @property
     def run(self) -> str:
@@ -52,6 +76,11 @@ class Places(BaseModel):
     def certificates(self) -> str:
         """What this machine's audits signed."""
         return str(self.root / "certificates")
+
+
+def places(recipe: str, folder: str = "") -> Places:
+    """The folders of a recipe's run."""
+    return Places.of(folder or f"runs/{Path(recipe).stem}")
 
 
 class Reference(BaseModel):

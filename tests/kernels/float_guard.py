@@ -1,4 +1,4 @@
-"""A guard that makes any sum of floats raise while real code runs under it: NumPy through a profiler, torch by dispatch."""
+"""A guard that makes any sum of floats raise while real code runs: NumPy through a profiler, torch by dispatch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _on_event(frame: FrameType, event: str, called: Any) -> None:
 
 
 def _float_reduction(frame: FrameType) -> bool:
-    """NumPy's own helpers hold the array as `obj` or `a` and the type asked for as `dtype`; anything else is suspect."""
+    """NumPy's own helpers hold the array as `obj` or `a`, the type asked for as `dtype`; anything else is suspect."""
     local = frame.f_locals
     array = local.get("obj", local.get("a"))
     if not isinstance(array, np.ndarray):

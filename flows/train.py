@@ -1,0 +1,25 @@
+"""Train: segments, each a process of its own, until the run has all its steps."""
+
+from __future__ import annotations
+
+from prefect import flow, tags
+
+from storage import recipe as recipes
+from tasks.references import Backend, Folder, RecipeName, Trained, places
+from tasks.train import begin_run, report_run, train_segment
+
+
+@flow(flow_run_name="train {recipe}")
+def train(recipe: RecipeName = "demo", folder: Folder = "", backend: Backend = "cpu") -> Trained:
+    """Train a prepared recipe to its end, or go on where it stopped.
+
+    A segment that is killed is started again: it takes the newest whole checkpoint, repeats the steps that the ledger
+    already has, compares each of them, and goes on. Where segments end on purpose is in the recipe's plan.
+    """
+    where = places(recipe, folder)
+    begin_run(recipe, where.mix, where.run, backend)
+    with tags(f"run:{recipe}"):
+        for end in recipes.load(recipe).stops():
+            # Called, not submitted: a cancellation reaches the main thread only.
+            train_segment(recipe, where.run, where.mix, end, backend)
+    return report_run(where.run)

@@ -1,0 +1,62 @@
+"""A short account of a run, for people: how far it is, what it lost, what was checked. Read from its store alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kernels import canonical
+from storage.figures import Probe
+from storage.ledger import Ledger
+from storage.segment import SegmentEnd
+from storage.store import Store
+
+_PROBE = re.compile(r"probe/\d{8}\.json")
+_END = re.compile(r"segments/[^/]+\.end\.json")
+_LIMIT = 1 << 20  # bytes of one of these small records
+
+
+@dataclass(frozen=True)
+class Account:
+    """losses: of each step; held_out: by state; both in nats, None where not finite. validated: steps that a restart
+    repeated and found equal to the ledger."""
+
+    run_id: str
+    mix_root: str
+    initial_root: str
+    trajectory_root: str
+    ledger_head: str
+    losses: list[float | None]
+    held_out: dict[int, float | None]
+    validated: list[int]
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return len(self.losses)
+
+
+def account(store: Store) -> Account:
+    """The account of the run in `store`; its whole ledger is verified on the way."""
+    ledger = Ledger(store)
+    return Account(
+        run_id=ledger.run_id,
+        mix_root=ledger.header.mix_root,
+        initial_root=ledger.header.initial_root,
+        trajectory_root=ledger.trajectory_root(),
+        ledger_head=ledger.head,
+        losses=[None if entry.loss is None else float(canonical.from_bits(entry.loss)) for entry in ledger],
+        held_out=dict(_held_out(store, key) for key in store.list("probe/") if _PROBE.fullmatch(key)),
+        validated=sorted(step for key in store.list("segments/") if _END.fullmatch(key) for step in _validated(store, key)),
+    )
+
+
+def _held_out(store: Store, key: str) -> tuple[int, float | None]:
+    probe = Probe.parse(store.read(key, limit=_LIMIT), key)
+    mean = probe.mean()
+    return probe.step, None if mean is None else float(mean)
+
+
+def _validated(store: Store, key: str) -> range:
+    end = SegmentEnd.parse(store.read(key, limit=_LIMIT), key)
+    return range(end.first_step, end.first_step + end.validated_steps)

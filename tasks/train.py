@@ -1,0 +1,112 @@
+"""Tasks of training: begin a run, train one segment in a process of its own, report what the run has become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+
+from storage import checkpoint
+from storage import recipe as recipes
+from storage.account import account
+from storage.audit.keys import load_or_create_key
+from storage.engine import load_backend
+from storage.ledger import Ledger
+from storage.run import create_run
+from storage.store import Store, open_store
+from storage.stream import Stream
+from tasks import process
+from tasks.process import ChildKilled, Event
+from tasks.progress import Progress
+from tasks.references import KEYS, Segment, Trained
+
+
+@task(task_run_name="begin the run of {recipe}", cache_policy=NO_CACHE)
+def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
+    """Write the ledger's header, or check that the run that is there is this one. Returns the run id."""
+    path = recipes.find(recipe)
+    begun = create_run(
+        open_store(run),
+        Stream.open(open_store(mix)),
+        recipes.load(path).run,
+        load_or_create_key(KEYS, "trainer").public,
+        load_backend(backend),
+        path.read_bytes(),
+    )
+    return begun.ledger.run_id
+
+
+def _was_killed(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """A killed segment is worth another try; one that diverged or met a damaged file is not."""
+    return isinstance(state.result(raise_on_failure=False), ChildKilled)
+
+
+@task(
+    task_run_name="train {run} to step {until}",
+    cache_policy=NO_CACHE,
+    retries=5,
+    retry_delay_seconds=1,
+    retry_condition_fn=_was_killed,
+)
+def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> Segment | None:
+    """Train to step `until`, from the newest checkpoint; None if the ledger and a checkpoint reach that far already."""
+    plan = recipes.load(recipe).plan
+    if until in _finished(open_store(run)):
+        return None
+    progress = Progress("Train", f"train-{Path(run).parent.name}".lower().replace("_", "-"), until, "steps")
+    result = process.run(
+        "tasks.segment",
+        {
+            "run": run,
+            "mix": mix,
+            "until": until,
+            "backend": backend,
+            "checkpoint_every": plan.checkpoint_every,
+            "diagnostics_every": plan.diagnostics_every,
+        },
+        lambda event: _show(progress, event),
+    )
+    return Segment(
+        first_step=result["first_step"],
+        end_step=result["last_step"],
+        validated=result["validated"],
+        seconds=result["seconds"],
+        head=result["head"],
+    )
+
+
+def _finished(store: Store) -> list[int]:
+    """Steps k ≤ the ledger's length for which checkpoint k exists."""
+    steps = len(Ledger(store))
+    return [k for k in checkpoint.steps(store) if k <= steps]
+
+
+def _show(progress: Progress, event: Event) -> None:
+    if event["kind"] != "step":
+        return
+    repeated = ", repeated: equal" if event["validated"] else ""
+    progress(event["step"] + 1, f"loss {'void' if event['loss'] is None else format(event['loss'], '.3f')}{repeated}")
+
+
+@task(task_run_name="report {run}", cache_policy=NO_CACHE)
+def report_run(run: str) -> Trained:
+    """Read the whole ledger back, and show losses and roots, the result first."""
+    found = account(open_store(run))
+    held_out = list(found.held_out.items())
+    ends = f"{held_out[0][1]:.3f} → {held_out[-1][1]:.3f}" if held_out else "none"
+    create_markdown_artifact(
+        f"**{found.steps} steps, held-out loss {ends}**\n\n"
+        f"- trajectory root `{found.trajectory_root}`\n- ledger head `{found.ledger_head}`\n"
+        f"- mix root `{found.mix_root}`\n- repeated and equal: {found.validated or 'none'}",
+        key="trained-run",
+        description=f"Result of {run}",
+    )
+    rows = [{"after steps": step, "held-out loss": loss} for step, loss in held_out]
+    create_table_artifact(rows, key="held-out", description="Mean loss over the held-out windows, in nats")
+    return Trained(
+        uri=run, steps=found.steps, ledger_head=found.ledger_head, trajectory_root=found.trajectory_root
+    )
