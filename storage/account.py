@@ -47,7 +47,7 @@ def account(store: Store) -> Account:
         ledger_head=ledger.head,
         losses=[None if entry.loss is None else float(canonical.from_bits(entry.loss)) for entry in ledger],
         held_out=dict(_held_out(store, key) for key in store.list("probe/") if _PROBE.fullmatch(key)),
-        validated=sorted(step for key in store.list("segments/") if _END.fullmatch(key) for step in _validated(store, key)),
+        validated=sorted(step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key)),
     )
 
 
@@ -57,6 +57,6 @@ def _held_out(store: Store, key: str) -> tuple[int, float | None]:
     return probe.step, None if mean is None else float(mean)
 
 
-def _validated(store: Store, key: str) -> range:
+def _steps(store: Store, key: str) -> range:
     end = SegmentEnd.parse(store.read(key, limit=_LIMIT), key)
     return range(end.first_step, end.first_step + end.validated_steps)
