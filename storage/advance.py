@@ -1,4 +1,4 @@
-"""One step of a run. Training, restart validation and audit all come through here, so there is no second way to do it."""
+"""One step of a run. Training, restart validation and audit all come through here: there is no second way to do it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,10 +6,11 @@ import kernels
 from kernels.conformance import self_test as _self_test
 from model.spec import RunSpec
 from model.state import State, initial_state
-from model.step import StepRecord, evaluate, step
+from model.step import StepRecord, clip_factor, evaluate, step
 from storage.errors import MachineFault, Refused, UsageError
 
-__all__ = ["State", "StepRecord", "check_arithmetic", "evaluate", "initial_state", "load_backend", "self_test", "step"]
+__all__ = ["State", "StepRecord", "check_arithmetic", "clip_factor", "evaluate", "initial_state", "load_backend",
+           "self_test", "step"]  # fmt: skip
 
 
 def load_backend(name: str) -> ModuleType:
@@ -32,10 +33,9 @@ def self_test(name: str) -> None:
 
 def check_arithmetic(spec: RunSpec) -> None:
     """Refused unless the installed kernels implement the spec's contract, by the same conformance vectors."""
-    contract, vectors = _installed()
     for what, asked, installed in (
-        ("contract", spec.contract, contract),
-        ("conformance vectors", spec.vectors, vectors),
+        ("contract", spec.contract, kernels.CONTRACT),
+        ("conformance vectors", spec.vectors, kernels.vectors_digest()),
     ):
         if asked != installed:
             raise Refused(
@@ -43,7 +43,3 @@ def check_arithmetic(spec: RunSpec) -> None:
                 cause="this version computes by other rules than the run was begun with",
                 next_step="install the version that the run's release names",
             )
-
-
-def _installed() -> tuple[str, str]:
-    return kernels.CONTRACT, kernels.vectors_digest()

@@ -97,7 +97,7 @@ def open_release(store: Store) -> Run:
 def _check_stream(spec: RunSpec, stream: Stream) -> None:
     tokens, vocab = stream.window_tokens, stream.manifest.mix.tokenizer.vocab
     if tokens != spec.model.seq_len + 1:
-        raise UsageError(f"windows hold {tokens} tokens, a model with seq_len {spec.model.seq_len} needs one more than that")
+        raise UsageError(f"windows hold {tokens} tokens, seq_len {spec.model.seq_len} needs one more")
     if vocab > spec.model.vocab:
         raise UsageError(f"the tokenizer has {vocab} ids, the model's vocabulary {spec.model.vocab}")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from storage.engine import State
 from storage.errors import Divergence, Halted, UsageError
 from storage.provenance import provenance
 from storage.run import Run
+from storage.segment import Outcome
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class SegmentResult:
     first_step: int
     last_step: int
     validated: tuple[int, ...]
-    outcome: segment.Outcome
+    outcome: Outcome
     head: str
     seconds: float
 
@@ -84,7 +86,7 @@ def train_segment(
     try:
         outcome = work.train(should_stop)
     except BaseException as error:
-        kind: segment.Outcome = "halted" if isinstance(error, Halted) else "failed"
+        kind: Outcome = "halted" if isinstance(error, Halted) else "failed"
         kind = "diverged" if isinstance(error, Divergence) else kind
         segment.end(run.store, record, work.done, len(work.validated), kind, str(error) or type(error).__name__)
         raise
@@ -113,7 +115,7 @@ def resume(run: Run, backend: ModuleType) -> State:
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Yields should_stop: true after the first SIGTERM or Ctrl-C. A second one ends the process at once."""
     stopping = threading.Event()
-    previous = {}
+    previous: dict[int, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopping.set()
@@ -124,8 +126,8 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     try:
         yield stopping.is_set
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for caught, handler in previous.items():
+            signal.signal(caught, handler)
 
 
 class _Segment:
@@ -148,7 +150,7 @@ class _Segment:
         self.validated: list[int] = []
         self.seconds = 0.0
 
-    def train(self, should_stop: Callable[[], bool]) -> segment.Outcome:
+    def train(self, should_stop: Callable[[], bool]) -> Outcome:
         """Run to the end or until asked to stop; leaves a checkpoint there."""
         first = saved = self.state.step
         if first in checkpoint.steps(self.run.store):

@@ -1,4 +1,4 @@
-"""A run small enough to train in milliseconds: a real mix, store and ledger; the step is a stand-in of integer arithmetic.
+"""A run small enough to train in milliseconds: a real mix, store and ledger; the step is a simple stand-in.
 
 `with small.stand_in():` replaces the model behind `storage.engine`. Everything else is what runs in earnest.
 """
@@ -18,7 +18,7 @@ from kernels import canonical, digest
 from model import schedule, spike
 from model.spec import ModelSpec, Phase, RunSpec, ScheduleSpec, SpikeSpec
 from model.state import State, root
-from model.step import StepRecord
+from model.step import StepRecord, clip_factor
 from storage import engine
 from storage.audit.keys import Key, load_or_create_key
 from storage.corpus.prepare import prepare
@@ -29,7 +29,6 @@ from storage.stream import Stream
 
 SEQ_LEN = 16
 STEPS = 12
-CONTRACT, VECTORS = "stand-in", "0" * 64
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -37,8 +36,6 @@ def spec(**changes: Any) -> RunSpec:
     fields: dict[str, Any] = {
         "name": "small",
         "seed": 7,
-        "contract": CONTRACT,
-        "vectors": VECTORS,
         "model": ModelSpec(
             vocab=300, d_model=64, layers=1, heads=1, kv_heads=1, head_dim=64, ffn=32, seq_len=SEQ_LEN, window=8
         ),
@@ -104,7 +101,6 @@ def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> It
         evaluate=lambda spec, backend, state, windows: canonical.bits(np.float32(windows.astype(np.int64).sum() % 97)),
         load_backend=lambda name: engine,
         _self_test=lambda backend: [],
-        _installed=lambda: (CONTRACT, VECTORS),
     ):
         yield
 
@@ -154,7 +150,7 @@ def _step(
         gradient=digest.root(gradients, {}),
         state=state_root,
         event=event,
-        clipped=False,
+        clipped=bool(not event and clip_factor(spec, norm) < 1),
         halt=halt,
         tensors=tensors,
         gradients=gradients,

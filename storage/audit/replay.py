@@ -1,0 +1,239 @@
+"""Audits: replay a step of a published run with the function that trained, compare the whole entry, sign what came out.
+
+    cheap checks of every entry ─▶ nearest checkpoint at or before N ─▶ steps passed on the way, each compared ─▶ step N
+
+Only the published store is read. What is found becomes a Verdict; other errors (a full disk, wrong usage) are raised.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from model.state import root
+from storage import checkpoint, engine
+from storage.advance import Advanced, advance
+from storage.audit.certificate import Beacon, Body, replay_proof, sign
+from storage.audit.check import check_entries
+from storage.audit.draw import Draw
+from storage.audit.keys import Key
+from storage.audit.verdict import Outcome, Verdict
+from storage.beside import differing_tensors
+from storage.engine import State
+from storage.errors import Divergence, InputFault, MachineFault, Refused
+from storage.ledger import Entry, differing_fields
+from storage.provenance import provenance
+from storage.publish import load_release
+from storage.run import Run, open_release
+from storage.segment import now
+from storage.store import Store
+
+INITIAL = "initial"
+
+
+@dataclass(frozen=True)
+class AuditProgress:
+    """Reported before each stage; steps of the replay and seconds, measured in this audit."""
+
+    stage: str  # "self-test", "ledger", "checkpoint", "replay"
+    step: int | None
+    done: int
+    of: int
+    seconds_left: float | None
+
+
+Report = Callable[[AuditProgress], None]
+
+
+def audit_step(
+    store: Store, step: int, backend: str, key: Key, draw: Draw | None = None, report: Report = lambda progress: None
+) -> Verdict:
+    """Audit one step of the release in `store`. draw: the record that chose it, which the certificate then names."""
+
+    def work(run: Run) -> Verdict:
+        if not 0 <= step < len(run.ledger):
+            raise Refused(f"step {step} is not in the ledger, which records steps 0 to {len(run.ledger) - 1}")
+        if draw and (draw.run != run.ledger.run_id or step not in draw.steps):
+            raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
+        return _audit_step(run, step, backend, key, draw, report)
+
+    return _judged(store, f"step {step}", backend, report, work)
+
+
+def audit_initial(store: Store, backend: str, key: Key, report: Report = lambda progress: None) -> Verdict:
+    """Draw the initial weights from the seed again and compare their root with the header's."""
+    return _judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
+
+
+def _judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:
+    """Open the release, do the cheap checks and the work, and turn what they raise into a verdict."""
+    began = time.monotonic()
+    try:
+        report(AuditProgress("self-test", None, 0, 0, None))
+        engine.self_test(backend)
+        report(AuditProgress("ledger", None, 0, 0, None))
+        verdict = work(_open(store))
+    except Divergence as error:
+        verdict = Verdict(Outcome.NO_MATCH, piece, str(error))
+    except MachineFault as error:
+        verdict = Verdict(Outcome.MACHINE_FAULT, piece, str(error))
+    except Refused as error:
+        verdict = Verdict(Outcome.REFUSED, piece, str(error))
+    except InputFault as error:
+        verdict = Verdict(Outcome.INPUT_FAULT, piece, str(error), fault=type(error).__name__)
+    return replace(verdict, seconds=time.monotonic() - began)
+
+
+def _open(store: Store) -> Run:
+    if not store.list():
+        raise Refused(f"{store.uri} is empty: there is nothing to compare with")
+    run = open_release(store)
+    engine.check_arithmetic(run.spec)
+    load_release(store, run.ledger)
+    check_entries(run)
+    return run
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """A replay up to the target, or to the first step that did not match."""
+
+    first: int
+    last: Advanced
+    state: State
+    gradient: dict[str, np.ndarray]
+
+    def same_as(self, other: "_Replay") -> bool:
+        """Whether two replays ended with the same entry."""
+        return self.last.entry == other.last.entry
+
+
+def _audit_step(run: Run, step: int, backend: str, key: Key, draw: Draw | None, report: Report) -> Verdict:
+    began = now()
+    replay = _replay(run, step, backend, report)
+    found, recorded = replay.last.entry, run.ledger[replay.last.entry.step]
+    fields = differing_fields(recorded, found)
+    if fields and not replay.same_as(_replay(run, step, backend, report)):
+        raise MachineFault(
+            f"step {found.step} came out differently when it was repeated on this machine",
+            cause="faulty memory or processor",
+            next_step="audit on another machine; this one says nothing about the run",
+        )
+    tensors = differing_tensors(run.store, recorded, replay.last.digests) if fields else ()
+    outcome = Outcome.NO_MATCH if fields else Outcome.MATCH
+    body = _body(run, f"step {step}", outcome, backend, key, draw, began, replay)
+    return Verdict(
+        outcome,
+        f"step {step}",
+        _detail(recorded, found, fields, tensors),
+        compared=tuple(range(replay.first, found.step + 1)),
+        differs_at=found.step if fields else None,
+        fields=fields,
+        tensors=tensors,
+        certificate=sign(body, key),
+    )
+
+
+def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
+    """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
+    backend = engine.load_backend(backend_name)
+    made = [k for k in checkpoint.steps(run.store) if k <= step]
+    if not made:
+        raise Refused(f"no checkpoint at or before step {step} was published")
+    first = made[-1]
+    report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
+    state, began = checkpoint.load(run.store, run.ledger, first), time.monotonic()
+    gradient: dict[str, np.ndarray] = {}
+    while True:
+        done = state.step - first
+        left = (time.monotonic() - began) / done * (step + 1 - state.step) if done else None
+        report(AuditProgress("replay", state.step, done, step + 1 - first, left))
+        gradient.clear()
+        last = advance(run, backend, state, take=gradient.update)
+        if state.step > step or last.entry != run.ledger[last.entry.step]:
+            return _Replay(first, last, state, gradient)
+
+
+def _detail(recorded: Entry, found: Entry, fields: tuple[str, ...], tensors: tuple[str, ...]) -> str:
+    if not fields:
+        return f"entry {found.step} came out equal: digest {found.digest()}"
+    values = (f"{name} {getattr(found, name)} (recorded {getattr(recorded, name)})" for name in fields)
+    named = f"; first differing tensors: {', '.join(tensors[:8])}" if tensors else ""
+    return f"entry {found.step} differs: {', '.join(values)}{named}"
+
+
+def _body(
+    run: Run, piece: str, outcome: Outcome, backend: str, key: Key, draw: Draw | None, began: str, replay: _Replay
+) -> Body:
+    entry = replay.last.entry
+    return Body(
+        run=run.ledger.run_id,
+        piece=piece,
+        verdict="match" if outcome is Outcome.MATCH else "no-match",
+        first_step=replay.first,
+        step=entry.step,
+        predecessor=run.ledger.link(entry.step),
+        recorded=run.ledger[entry.step].digest(),
+        reproduced=entry,
+        mix_root=run.ledger.header.mix_root,
+        provenance=provenance(backend),
+        beacon=draw.beacon if draw else None,
+        draw=draw.reference() if draw else None,
+        began=began,
+        ended=now(),
+        proof=_proof(run, key.public, piece, draw.beacon if draw else None, replay.gradient, replay.state),
+        auditor=key.public,
+    )
+
+
+def _proof(
+    run: Run, auditor: str, piece: str, beacon: Beacon | None, gradient: dict[str, np.ndarray], state: State
+) -> str:
+    return replay_proof(auditor, run.ledger.run_id, piece, beacon, gradient, state)
+
+
+def _audit_initial(run: Run, backend_name: str, key: Key) -> Verdict:
+    began, backend = now(), engine.load_backend(backend_name)
+    state = engine.initial_state(run.spec, backend)
+    found, digests = root(state)
+    recorded = run.ledger.header.initial_root
+    if found != recorded and root(engine.initial_state(run.spec, backend))[0] != found:
+        raise MachineFault("the initial weights came out differently when they were drawn again on this machine")
+    tensors = () if found == recorded else _differing_initial(run, digests)
+    outcome = Outcome.MATCH if found == recorded else Outcome.NO_MATCH
+    named = f"; differing tensors: {', '.join(tensors[:8])}" if tensors else ""
+    body = Body(
+        run=run.ledger.run_id,
+        piece=INITIAL,
+        verdict="match" if outcome is Outcome.MATCH else "no-match",
+        first_step=0,
+        step=None,
+        predecessor=run.ledger.run_id,
+        recorded=recorded,
+        reproduced=found,
+        mix_root=run.ledger.header.mix_root,
+        provenance=provenance(backend_name),
+        beacon=None,
+        draw=None,
+        began=began,
+        ended=now(),
+        proof=_proof(run, key.public, INITIAL, None, {}, state),
+        auditor=key.public,
+    )
+    return Verdict(
+        outcome,
+        INITIAL,
+        f"initial state root {found}, recorded {recorded}{named}",
+        fields=() if found == recorded else ("initial_root",),
+        tensors=tensors,
+        certificate=sign(body, key),
+    )
+
+
+def _differing_initial(run: Run, digests: dict[str, str]) -> tuple[str, ...]:
+    """Tensors whose digests differ from those of checkpoint 0, where one was published."""
+    if 0 not in checkpoint.steps(run.store):
+        return ()
+    recorded = checkpoint.load_manifest(run.store, run.ledger, 0).tensors
+    return tuple(name for name in digests if recorded.get(name) != digests[name])

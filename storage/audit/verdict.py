@@ -1,0 +1,86 @@
+"""The five verdicts of an audit, each with its exit code, what it means, and what to do next."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Outcome(Enum):
+    """(name, exit code, explanation, next)"""
+
+    MATCH = (
+        "match",
+        0,
+        "every field of the ledger entry came out equal",
+        "verbatim verify checks the certificate offline",
+    )
+    NO_MATCH = (
+        "no-match",
+        10,
+        "the replayed step is not what the ledger records",
+        "audit the same step on another machine; if it agrees, publish both certificates",
+    )
+    INPUT_FAULT = (
+        "input-fault",
+        11,
+        "something that was read is not what was promised, so the step could not be judged",
+        "fetch the named object again from its publisher, then repeat the audit",
+    )
+    MACHINE_FAULT = (
+        "machine-fault",
+        12,
+        "this machine disagrees with the conformance vectors or with itself; it says nothing about the run",
+        "verbatim doctor, or another machine",
+    )
+    REFUSED = (
+        "refused",
+        13,
+        "there is nothing to compare with: an audit without a target is no audit",
+        "choose a step that the ledger records, with a version that implements the run's contract",
+    )
+
+    def __init__(self, label: str, exit_code: int, explanation: str, next_step: str) -> None:
+        self.label, self.exit_code, self.explanation, self.next_step = label, exit_code, explanation, next_step
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The structured result of one audit.
+
+    piece: "initial" or "step N". compared: the steps whose whole entries were compared, those passed on the way
+    included. differs_at: the first step that did not match. fields, tensors: what differs there; a gradient's tensor
+    is "gradient/<parameter>". fault: the kind of error behind an input fault, e.g. "CheckpointFault".
+    """
+
+    outcome: Outcome
+    piece: str
+    detail: str
+    compared: tuple[int, ...] = ()
+    differs_at: int | None = None
+    fields: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    fault: str = ""
+    seconds: float = 0.0
+    certificate: bytes | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a match, 10 to 13 otherwise."""
+        return self.outcome.exit_code
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON; the certificate is a file of its own."""
+        return {
+            "verdict": self.outcome.label,
+            "exit_code": self.exit_code,
+            "piece": self.piece,
+            "detail": self.detail,
+            "explanation": self.outcome.explanation,
+            "next": self.outcome.next_step,
+            "compared": list(self.compared),
+            "differs_at": self.differs_at,
+            "fields": list(self.fields),
+            "tensors": list(self.tensors),
+            "fault": self.fault,
+            "seconds": self.seconds,
+        }

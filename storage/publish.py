@@ -1,0 +1,229 @@
+"""Publishing: a run and its mix under one address, read back object by object, then signed.
+
+    run layout as it is, mix/ beside it, and last of all
+    RELEASE.json    {"body": {run, head, steps, …, objects: {key: {digest, size}}}, "signature": trainer's}
+
+Without RELEASE.json a copy is not published. It can be stopped anywhere and repeated: what is there already is
+compared, not copied again. Nothing is ever overwritten.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from storage import checkpoint
+from storage.audit.keys import Key, verify_signature
+from storage.errors import InputFault, MissingObject, Refused
+from storage.ledger import HEADER_KEY, MAX_HEADER, Ledger
+from storage.records import Count, Digest, Record
+from storage.run import Run, open_run
+from storage.store import Store, create_same, object_digest
+from storage.stream import Stream
+
+RELEASE_KEY = "RELEASE.json"
+MIX = "mix/"
+MAX_RELEASE = 256 << 20
+PURPOSE = "release"
+RUN_FOLDERS = ("ledger/", "digests/", "checkpoints/", "objects/", "segments/", "probe/", "diagnostics/", "recipe.yaml")
+_NAMED_BY_CONTENT = re.compile(r"objects/([0-9a-f]{64})")
+
+
+class Object(Record):
+    """One published object."""
+
+    digest: Digest
+    size: Count
+
+
+class ReleaseBody(Record):
+    """What is published: the ledger up to `head`, and every object."""
+
+    kind: Literal["release"] = "release"
+    run: Digest
+    head: Digest
+    steps: Count
+    trajectory_root: Digest
+    mix_root: Digest
+    objects: dict[str, Object]
+
+
+class Release(Record):
+    """A release, signed by the key that the ledger's header names."""
+
+    body: ReleaseBody
+    signature: str
+
+
+@dataclass(frozen=True)
+class PublishProgress:
+    """Reported after each object; bytes and seconds of this call."""
+
+    key: str
+    objects: int
+    of_objects: int
+    bytes: int
+    of_bytes: int
+    seconds: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published; copied: objects that were not there before."""
+
+    uri: str
+    release: ReleaseBody
+    copied: int
+    size: int
+
+
+Report = Callable[[PublishProgress], None]
+
+
+def publish(
+    run_store: Store, mix_store: Store, target: Store, key: Key, report: Report = lambda progress: None
+) -> Published:
+    """Copy the run and its mix to `target`, read every object back and compare, then write RELEASE.json.
+
+    Where this head is released already, its objects are read and compared; what was added to the run since stays out.
+    Raises Refused if `key` is not the run's trainer or the target holds another run or an earlier release,
+    LedgerFault, CheckpointFault or InputFault if something of the run is damaged, StorageError.
+    """
+    run = open_run(run_store, Stream.open(mix_store))
+    if key.public != run.ledger.header.trainer:
+        raise Refused(
+            f"the key {key.public} is not the run's trainer {run.ledger.header.trainer}",
+            cause="another key folder than in training",
+            next_step="publish with the key folder that the run was begun with",
+        )
+    if released := _check_target(target, run):
+        check_objects(target, released)
+        return Published(target.uri, released, 0, _size(released.objects))
+    for step in checkpoint.steps(run_store):
+        checkpoint.load_manifest(run_store, run.ledger, step)
+    work = list(_objects(run_store, mix_store))
+    objects, copied = _copy_all(work, target, report)
+    body = ReleaseBody(
+        run=run.ledger.run_id,
+        head=run.ledger.head,
+        steps=len(run.ledger),
+        trajectory_root=run.ledger.trajectory_root(),
+        mix_root=run.ledger.header.mix_root,
+        objects=objects,
+    )
+    release = Release(body=body, signature=key.sign(body.canonical(), PURPOSE))
+    create_same(target, RELEASE_KEY, release.canonical())
+    return Published(target.uri, body, copied, _size(objects))
+
+
+def load_release(store: Store, ledger: Ledger) -> ReleaseBody:
+    """The release, its signature checked against the ledger's trainer and its head against the ledger.
+
+    Raises Refused where nothing was published, InputFault otherwise. The objects are not read.
+    """
+    try:
+        data = store.read(RELEASE_KEY, limit=MAX_RELEASE)
+    except MissingObject:
+        raise Refused(
+            f"{store.uri} has no {RELEASE_KEY}: it is not a finished publication",
+            cause="publishing was interrupted, or this is a run's own folder",
+            next_step="verbatim publish, again if it was stopped",
+        ) from None
+    release = Release.parse(data, RELEASE_KEY)
+    body = release.body
+    if not verify_signature(ledger.header.trainer, release.signature, body.canonical(), PURPOSE):
+        raise InputFault(f"{RELEASE_KEY}: the signature is not that of the run's trainer {ledger.header.trainer}")
+    for what, found, expected in (
+        ("run", body.run, ledger.run_id),
+        ("number of steps", body.steps, len(ledger)),
+        ("head", body.head, ledger.head),
+    ):
+        if found != expected:
+            raise InputFault(
+                f"{RELEASE_KEY}: its {what} is {found}, the ledger's is {expected}",
+                cause="the ledger was cut off or changed after it was published",
+                next_step="fetch the ledger again from its publisher",
+            )
+    return body
+
+
+def check_objects(store: Store, body: ReleaseBody) -> None:
+    """Read every published object and compare; InputFault names the first that is missing or differs."""
+    for key, entry in body.objects.items():
+        store.read(key, entry.digest, limit=entry.size)
+
+
+def _objects(run_store: Store, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
+    """(store, key there, key in the release), the header first: it claims the target for this run."""
+    yield run_store, HEADER_KEY, HEADER_KEY
+    for folder in RUN_FOLDERS:
+        for key in run_store.list(folder):
+            if key != HEADER_KEY:
+                yield run_store, key, key
+    for key in mix_store.list():
+        yield mix_store, key, MIX + key
+
+
+def _copy_all(work: list[tuple[Store, str, str]], target: Store, report: Report) -> tuple[dict[str, Object], int]:
+    sizes = [store.size(key) for store, key, _ in work]
+    began, done, copied, total = time.monotonic(), 0, 0, sum(sizes)
+    objects: dict[str, Object] = {}
+    for number, ((store, source, key), size) in enumerate(zip(work, sizes), 1):
+        objects[key], new = _copy(store, source, target, key)
+        done, copied = done + size, copied + new
+        seconds = time.monotonic() - began
+        left = seconds / done * (total - done) if done else 0.0
+        report(PublishProgress(key, number, len(work), done, total, seconds, left))
+    return objects, copied
+
+
+def _copy(store: Store, source: str, target: Store, key: str) -> tuple[Object, bool]:
+    """Copy one object unless it is there, read it back, compare."""
+    data = store.read(source)
+    digest = object_digest(data)
+    named = _NAMED_BY_CONTENT.fullmatch(source)
+    if named and named[1] != digest:
+        raise InputFault(
+            f"{store.uri}: {source} has digest {digest}, not the one in its name",
+            cause="a part of a checkpoint was damaged after it was written",
+            next_step=f"rm {source} in the run's folder and the checkpoints that name it, train again, publish again",
+        )
+    new = target.create(key, data)
+    if target.size(key) != len(data) or target.read(key) != data:
+        raise InputFault(
+            f"{target.uri}: {key} does not read back as it was written: expected digest {digest}",
+            cause="the target is damaged, or it holds an older state of this run",
+            next_step="publish to an empty target",
+        )
+    return Object(digest=digest, size=len(data)), new
+
+
+def _size(objects: dict[str, Object]) -> int:
+    return sum(entry.size for entry in objects.values())
+
+
+def _check_target(target: Store, run: Run) -> ReleaseBody | None:
+    """The release of this head, if the target holds it; Refused if it holds something else."""
+    keys = target.list()
+    if not keys:
+        return None
+    ours = run.ledger.header.canonical()
+    if HEADER_KEY not in keys or target.read(HEADER_KEY, limit=MAX_HEADER) != ours:
+        raise Refused(
+            f"{target.uri} is not empty and does not hold run {run.ledger.run_id}; nothing was written",
+            cause="another run was published under this address",
+            next_step="choose another target",
+        )
+    if RELEASE_KEY not in keys:
+        return None
+    released = Release.parse(target.read(RELEASE_KEY, limit=MAX_RELEASE), RELEASE_KEY).body
+    if (released.steps, released.head) != (len(run.ledger), run.ledger.head):
+        raise Refused(
+            f"{target.uri} holds a release of {released.steps} steps (head {released.head}), "
+            f"the run has {len(run.ledger)} (head {run.ledger.head}); nothing was written",
+            cause="the run went on after it was published; a release never changes",
+            next_step="publish to another target",
+        )
+    return load_release(target, run.ledger)
