@@ -1,8 +1,8 @@
 """The gradients of exact attention on CPUs, in two sweeps that each recompute the block's scores.
 
 Queries first: a block of queries against all keys that it sees holds whole rows of dS·s_k, so dQ is done at once. Then
-keys: a block of keys against all queries that see it holds whole columns of dS·s_q and P·s_dO, lying as rows, so dK and dV
-need no column maxima from a sweep before, no transpose and no partial sums.
+keys: a block of keys against all queries that see it holds whole columns of dS·s_q and P·s_dO, lying as rows, so dK and
+dV need no column maxima from a sweep before, no transpose and no partial sums.
 """
 
 from typing import NamedTuple

@@ -1,10 +1,10 @@
 """The element-wise passes of attention, one compiled loop over rows each; the integer products happen between them.
 
 A row is one query of one head (forward, dQ) or one key (dK, dV); its columns are the keys or the queries that its block
-may see. Queries are ordered (query, head of the group), so r // group is the query. A row works only on the columns that
-it really sees, a contiguous run, and zeroes the codes of the others. An int32 product is overwritten in place by the
-float32 made of it. Loops over columns hold no branch, and write so few arrays that the compiler's overlap checks let it
-vectorise.
+may see. Queries are ordered (query, head of the group), so r // group is the query. A row works only on the columns it
+really sees, a contiguous run, and zeroes the codes of the others. An int32 product is overwritten in place by the
+float32 made of it. Loops over columns hold no branch, and write so few arrays that the compiler's overlap checks let
+it vectorise.
 """
 
 from __future__ import annotations
