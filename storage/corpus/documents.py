@@ -14,7 +14,7 @@ from storage.corpus.keyed import key, permute
 from storage.corpus.spec import SourceSpec
 from storage.errors import InputFault
 
-MIN_HELD_OUT = 8  # texts of a source, at the least, that make up its held-out windows
+MANY = 8  # texts of a source, at the least, that make up its held-out windows where they are short enough
 
 
 @dataclass
@@ -70,9 +70,9 @@ def normalised(text: str) -> str:
 def choose_held_out(seed: int, texts: list[str], tokens: np.ndarray, wanted: int) -> np.ndarray:
     """Indices of the documents held out, by the smallest keyed digests of their text, until they hold `wanted` tokens.
 
-    texts: str[n]; tokens: int[n] with the end-of-text token. Equal texts have one digest and fall together. A text of
-    more than `wanted` / MIN_HELD_OUT tokens is left to training, so that no few texts speak for the whole source.
-    Empty if all that may be chosen hold fewer than `wanted` tokens.
+    texts: str[n]; tokens: int[n] with the end-of-text token. Equal texts have one digest and fall together. Texts of
+    more than `wanted` / MANY tokens come last, so that no few texts speak for the whole source.
+    Empty if all texts together hold fewer than `wanted` tokens.
     """
     secret = key(seed, "held out")
     groups: dict[bytes, list[int]] = {}
@@ -80,10 +80,9 @@ def choose_held_out(seed: int, texts: list[str], tokens: np.ndarray, wanted: int
         groups.setdefault(blake3(normalised(text).encode(), key=secret).digest(), []).append(index)
     chosen: list[int] = []
     held = 0
-    for _, members in sorted(groups.items()):
-        if tokens[members].max() * MIN_HELD_OUT <= wanted:
-            chosen += members
-            held += int(tokens[members].sum())
-            if held >= wanted:
-                return np.array(sorted(chosen), dtype=np.int64)
+    for _, _, members in sorted((int(tokens[m].max()) * MANY > wanted, name, m) for name, m in groups.items()):
+        chosen += members
+        held += int(tokens[members].sum())
+        if held >= wanted:
+            return np.array(sorted(chosen), dtype=np.int64)
     return np.empty(0, dtype=np.int64)

@@ -75,11 +75,11 @@ def _botocore(name: str, data: bytes, how: Botocore) -> Iterator[Row]:
             continue
         try:
             service = json.loads(gzip.decompress(content()))
-            texts = [service.get("documentation", ""), *_operations(service)]
+            texts = [plain(service.get("documentation", "")), *_operations(service)]
         except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError):
             yield Row(member, 0, None, "malformed")
             continue
-        for position, text in enumerate(map(plain, texts)):
+        for position, text in enumerate(texts):
             short = position and 0 < len(text) <= SHORT
             yield Row(member, position, None if short else text, "short" if short else "")
 
@@ -88,10 +88,8 @@ def _operations(service: dict[str, Any]) -> Iterator[str]:
     for _, operation in sorted(service["operations"].items()):
         shape = service["shapes"].get(operation.get("input", {}).get("shape"), {})
         members = shape.get("members", {}).items()
-        described = [
-            f"<p>{name}: {about['documentation']}</p>" for name, about in members if about.get("documentation")
-        ]
-        yield "\n".join([operation.get("documentation", ""), *described])
+        texts = [f"{name}: {plain(about['documentation'])}" for name, about in members if about.get("documentation")]
+        yield "\n".join([plain(operation.get("documentation", "")), *texts]).strip()
 
 
 def _factbook(name: str, data: bytes, how: Factbook) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.corpus.documents import MIN_HELD_OUT, Documents, choose_held_out, shuffled
+from storage.corpus.documents import Documents, choose_held_out, shuffled
 from storage.corpus.keyed import key, permute
 from storage.corpus.spec import MixSpec
 from storage.corpus.tokens import Encoded, Tokens
@@ -57,7 +57,7 @@ def pack(spec: MixSpec, source: str, documents: Documents, tokens: Tokens) -> Pa
         raise InputFault(
             f"source {source} has {len(encoded.ids)} tokens in {len(texts)} documents: too few for "
             f"{spec.held_out_windows} held-out windows and one training window of {spec.window_tokens} tokens",
-            cause=f"too small a corpus, or too long texts (none may make up over 1/{MIN_HELD_OUT} of the held-out)",
+            cause="too small a corpus, or one text that makes up most of it",
             next_step="add files to the source, or lower held_out_windows or seq_len in the recipe",
         )
     _check_sample(spec, source, texts, tokens, encoded)

@@ -1,0 +1,145 @@
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage.corpus.documents import choose_held_out, collect, normalised
+from storage.corpus.extract import Row, plain, rows
+from storage.corpus.spec import Botocore, Factbook, SourceSpec, Text
+from storage.errors import InputFault
+from tests.storage.corpus.mixes import pin, write_tar, write_zip
+
+
+def source(*files: dict[str, object]) -> SourceSpec:
+    return SourceSpec.model_validate({"name": "s", "files": list(files)})
+
+
+def test_lines_that_are_no_document_are_counted_by_reason(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [
+        b'{"text": "kept", "score": 3}',
+        b'{"text": "too low", "score": 2}',
+        b'{"text": "no score"}',
+        b'{"text": "score is text", "score": "3"}',
+        b'{"text": "  \\n ", "score": 3}',
+        b'{"text": 5, "score": 3}',
+        b'{"score": 3}',
+        b'{"text": "\\ud800", "score": 3}',
+        b'{"text": "caf\xe9", "score": 3}',
+        b"[1, 2]",
+        b"",
+        b'{"text": "cut off in the midd',
+    ]
+    path.write_bytes(b"\n".join(lines))
+    keep = [{"column": "score", "relation": "at_least", "value": 3}]
+    documents = collect(source(pin(path, kind="rows", keep=keep)), tmp_path)
+    assert documents.texts == ["kept"]
+    assert documents.skipped == {"filtered": 3, "empty": 3, "malformed": 3, "undecodable": 2}
+    assert len(documents) + sum(documents.skipped.values()) == len(lines)
+
+
+def test_parquet_rows_and_relations(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"body": ["a", "b", None, "d"], "kind": ["x", "y", "x", "x"], "size": [1, 2, 3, 9]})
+    pq.write_table(table, path)
+    keep = [
+        {"column": "kind", "relation": "equals", "value": "x"},
+        {"column": "size", "relation": "at_most", "value": 5},
+    ]
+    documents = collect(source(pin(path, kind="rows", text="body", keep=keep)), tmp_path)
+    assert (documents.texts, documents.skipped) == (["a"], {"filtered": 2, "empty": 1})
+
+
+@pytest.mark.parametrize("write", [write_tar, write_zip])
+def test_members_come_by_name_whatever_their_order_in_the_archive(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+    members = {
+        "b/2.txt": b"two\r\n",
+        "a/x.py": b"x = 1",
+        "b/10.txt": b"ten",
+        "b/test/t.txt": b"no",
+        "é.txt": b"caf\xe9",
+    }
+    how = Text(include=("*.txt",), exclude=("*/test/*",))
+    found = []
+    for order in (members, dict(reversed(members.items()))):
+        path = write(tmp_path / "archive", order)
+        found.append(list(rows("archive", path.read_bytes(), how)))
+    assert found[0] == found[1]
+    assert found[0] == [
+        Row("a/x.py", 0, None, "not selected"),
+        Row("b/10.txt", 0, "ten"),
+        Row("b/2.txt", 0, "two\r\n"),
+        Row("b/test/t.txt", 0, None, "not selected"),
+        Row("é.txt", 0, None, "undecodable"),
+    ]
+
+
+def test_a_file_that_is_no_archive_is_one_text() -> None:
+    assert list(rows("plain.txt", b"hello", Text())) == [Row("plain.txt", 0, "hello")]
+
+
+def test_a_cut_off_archive_is_one_clear_error(tmp_path: Path) -> None:
+    data = write_tar(tmp_path / "a.tar.gz", {"a.txt": b"text" * 10_000}).read_bytes()
+    with pytest.raises(InputFault, match=r"a\.tar\.gz is not an archive that can be read"):
+        list(rows("a.tar.gz", data[:-20], Text()))
+
+
+def test_botocore(tmp_path: Path) -> None:
+    service = {
+        "documentation": "<p>Stores &amp; finds.</p>",
+        "operations": {
+            "Put": {"documentation": "<p>Puts.</p>" + "<b>long</b> " * 60, "input": {"shape": "PutIn"}},
+            "Get": {"documentation": "<p>Gets.</p>"},
+            "Old": {},
+        },
+        "shapes": {"PutIn": {"members": {"Key": {"documentation": "<p>The key.</p>"}, "Bare": {}}}},
+    }
+    good = gzip.compress(json.dumps(service).encode())
+    members = {"d/z/1/service-2.json.gz": good, "d/a/1/service-2.json.gz": good[:30], "d/z/1/other.json": b"{}"}
+    found = list(rows("w", write_zip(tmp_path / "w", members).read_bytes(), Botocore()))
+    assert [(row.member[2], row.position, row.reason) for row in found] == [
+        *(("a", 0, "malformed"), ("z", 0, "not selected"), ("z", 0, "")),
+        *(("z", 1, "short"), ("z", 2, "empty"), ("z", 3, "")),
+    ]
+    assert found[2].text == "Stores & finds."
+    assert (
+        found[5].text is not None and found[5].text.startswith("Puts.\nlong long") and "Key: The key." in found[5].text
+    )
+
+
+def test_factbook(tmp_path: Path) -> None:
+    profile = {"Geography": {"Area": {"total": {"text": "10 sq km<br>rank 3"}, "note": {"text": "small"}}}, "x": [1]}
+    members = {"data/aa.json": json.dumps(profile).encode(), "data/bb.json": b"{", "README": b"."}
+    found = list(rows("w", write_zip(tmp_path / "w", members).read_bytes(), Factbook()))
+    assert [row.reason for row in found] == ["not selected", "", "malformed"]
+    assert found[1].text == "Geography / Area / total: 10 sq km\nrank 3\nGeography / Area / note: small"
+
+
+def test_plain() -> None:
+    markup = "<p>a  &lt;b&gt;</p>\n\n<ul> <li>one</li><li>two\u00a0three</li></ul> if x < 3 and y > 2"
+    assert plain(markup) == "a <b>\none\ntwo three\nif x < 3 and y > 2"
+
+
+def test_a_source_without_documents_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    with pytest.raises(InputFault, match="source s has no documents") as error:
+        collect(source(pin(tmp_path / "empty.txt")), tmp_path)
+    assert "empty" in error.value.message and error.value.next_step
+
+
+def test_equal_texts_are_held_out_together_and_long_ones_last() -> None:
+    texts = [f"text number {i}" for i in range(50)]
+    texts += ["  text  number\n3 ", "text number 3"]  # the same text three times
+    tokens = np.full(52, 10)
+    tokens[5] = 13  # more than an eighth of 100
+    assert normalised("e\u0301 \n x") == normalised("\u00e9 x")
+    chosen = [choose_held_out(seed, texts, tokens, 100) for seed in range(60)]
+    assert all(100 <= tokens[some].sum() < 130 for some in chosen)
+    assert {len({3, 50, 51} & set(some.tolist())) for some in chosen} == {0, 3}
+    assert not any(5 in some for some in chosen)
+    assert choose_held_out(0, texts, tokens, 523).size == 52
+    assert choose_held_out(0, texts, tokens, 524).size == 0
