@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 from prefect import flow
@@ -28,6 +29,7 @@ class Chain(BaseModel):
     run: Trained
     release: Published
     audits: list[Audited]
+    seconds: dict[str, float]
 
 
 @flow(flow_run_name="pipeline {recipe}")
@@ -35,9 +37,15 @@ def pipeline(recipe: RecipeName = "demo", folder: Folder = "", backend: Backend 
     """Prepare, train, publish; then, from the published run alone, audit the initial state and a sample of steps."""
     where = places(recipe, folder)
     root = str(where.root)
+    clock = {"start": time.monotonic()}
     mix = prepare(recipe, root)
+    clock["prepare"] = time.monotonic()
     run = train(recipe, root, backend)
+    clock["train"] = time.monotonic()
     release = publish(root)
-    done = [audit(release.uri, None, backend, where.certificates)]
-    done += nightly_sample(release.uri, audits, backend, where.certificates) if audits else []
-    return Chain(mix=mix, run=run, release=release, audits=done)
+    clock["publish"] = time.monotonic()
+    done = [audit(release.uri, None, backend, where.audits)]
+    done += nightly_sample(release.uri, audits, backend, where.audits) if audits else []
+    clock["audit"] = time.monotonic()
+    seconds = {name: clock[name] - before for before, name in zip(clock.values(), list(clock)[1:])}
+    return Chain(mix=mix, run=run, release=release, audits=done, seconds=seconds)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect import flow
 
 from tasks.publish import publish_run
-from tasks.references import Folder, Places, Published, Target
+from tasks.references import Folder, Places, Published, Target, absolute
 
 
 @flow(flow_run_name="publish {folder}")
 def publish(folder: Folder = "runs/demo", target: Target = "") -> Published:
     """Copy ledger, checkpoints and windows to a store, read back every object and compare, then sign the release."""
     where = Places.of(folder)
-    return publish_run(where.run, where.mix, target or where.published)
+    return publish_run(where.run, where.mix, absolute(target) if target else where.published)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, datetime
 
 from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from tasks.audit import audit_step
-from tasks.references import Audited, Backend, Certificates, Count, Release
+from tasks.references import Audited, Backend, Beacon, Count, Records, Release, absolute, records_of
 from tasks.sample import draw_steps
 
 
@@ -17,12 +17,17 @@ def nightly_sample(
     published: Release = "runs/demo/published",
     count: Count = 1,
     backend: Backend = "cpu",
-    certificates: Certificates = "",
+    records: Records = "",
+    beacon: Beacon = "",
 ) -> list[Audited]:
-    """Draw and audit `count` steps. One draw a night: starting it again audits the steps already drawn."""
+    """Draw and audit `count` steps. One draw a night: started again, it audits the steps already drawn."""
     # The scheduled date, not today's: a run that starts late still belongs to its own night.
-    scheduled = flow_run.get_scheduled_start_time()
-    night = scheduled.date().isoformat() if scheduled else date.today().isoformat()
-    steps = draw_steps(published, night, count)
-    with tags(f"draw:{night}"):
-        return [audit_step(published, step, backend, certificates) for step in steps]
+    scheduled = flow_run.get_scheduled_start_time() or datetime.now(UTC)
+    night = scheduled.date().isoformat()
+    kept = records_of(records)
+    steps = draw_steps(absolute(published), night, count, kept, beacon)
+    done = []
+    for step in steps:
+        with tags(f"draw:{night}", f"step:{step}"):
+            done.append(audit_step(absolute(published), step, backend, kept, night))
+    return done

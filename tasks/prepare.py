@@ -14,14 +14,14 @@ from storage.corpus.prepare import prepare
 from storage.errors import Divergence
 from storage.store import open_store
 from tasks.progress import Progress
-from tasks.references import CACHE, Mix
+from tasks.references import CACHE, Mix, key_name
 
 
 @task(task_run_name="prepare the mix of {recipe}", cache_policy=NO_CACHE)
 def prepare_mix(recipe: str, mix: str) -> Mix:
     """Fetch, check, extract, tokenize, cut. Idempotent: what a former call finished is verified and kept."""
     spec = recipes.load(recipe).mix
-    progress = Progress("Prepare", f"prepare-{Path(mix).parent.name}", 1, "parts")
+    progress = Progress("Prepare", key_name("prepare", Path(mix).parent.name), 1, "parts")
     manifest = prepare(spec, CACHE, open_store(mix), _Stages(progress, [source.name for source in spec.sources]))
     _show(manifest)
     train = manifest.mix.sources

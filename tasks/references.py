@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 PROJECT = Path(__file__).resolve().parent.parent
 CACHE = PROJECT / "runs" / "cache" / "sources"  # downloads, by their SHA-256; safe to delete
 KEYS = PROJECT / "runs" / "keys"  # this machine's signing keys
+AUDITS = PROJECT / "runs" / "audits"  # its draws and certificates
 
 RecipeName = Annotated[
     str, Field(title="Recipe", description="A name in deployments/recipes, such as demo, or the path of a YAML file.")
@@ -35,8 +37,12 @@ Step = Annotated[
     int | None, Field(title="Step", ge=0, description="The step to replay, from 0. Empty: the initial state.")
 ]
 Count = Annotated[int, Field(title="Count", ge=1, description="How many steps to draw.")]
-Certificates = Annotated[
-    str, Field(title="Certificates", description="Folder for signed certificates. Empty: runs/certificates.")
+Records = Annotated[
+    str, Field(title="Records", description="Folder for this machine's draws and certificates. Empty: runs/audits.")
+]
+Beacon = Annotated[
+    str,
+    Field(title="Beacon", description="File with a public random value. Empty: one is drawn here, on our word alone."),
 ]
 
 
@@ -73,9 +79,9 @@ class Places(BaseModel):
         return str(self.root / "published")
 
     @property
-    def certificates(self) -> str:
-        """What this machine's audits signed."""
-        return str(self.root / "certificates")
+    def audits(self) -> str:
+        """What this machine drew and signed."""
+        return str(self.root / "audits")
 
 
 def places(recipe: str, folder: str = "") -> Places:
@@ -121,15 +127,35 @@ class Published(Reference):
     """A release: a whole run under one address."""
 
     uri: str
+    run_id: str
+    steps: int
     objects: int
+    copied: int
     size: int
 
 
 class Audited(Reference):
-    """One audit's outcome and where its certificate lies."""
+    """One audit's outcome; `certificate` is the key of the signed certificate in the records, if there is one."""
 
-    step: int
+    piece: str
+    step: int | None
     verdict: str
     exit_code: int
+    detail: str
     seconds: float
-    certificate: str
+    certificate: str | None
+
+
+def absolute(address: str) -> str:
+    """An address as it is; a relative folder is the project's."""
+    return address if "://" in address else str(PROJECT / address)
+
+
+def records_of(records: str) -> str:
+    """Where draws and certificates are kept."""
+    return absolute(records) if records else str(AUDITS)
+
+
+def key_name(*parts: str) -> str:
+    """An artifact's key: lowercase letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")

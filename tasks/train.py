@@ -22,7 +22,7 @@ from storage.stream import Stream
 from tasks import process
 from tasks.process import ChildKilled, Event
 from tasks.progress import Progress
-from tasks.references import KEYS, Segment, Trained
+from tasks.references import KEYS, Segment, Trained, key_name
 
 
 @task(task_run_name="begin the run of {recipe}", cache_policy=NO_CACHE)
@@ -57,7 +57,7 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
     plan = recipes.load(recipe).plan
     if until in _finished(open_store(run)):
         return None
-    progress = Progress("Train", f"train-{Path(run).parent.name}".lower().replace("_", "-"), until, "steps")
+    progress = Progress("Train", key_name("train", Path(run).parent.name), until, "steps")
     result = process.run(
         "tasks.segment",
         {

@@ -1,0 +1,59 @@
+"""Checks without a replay: certificates, a published run, this machine."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from storage import engine
+from storage.audit import certificate
+from storage.audit.check import check_entries
+from storage.errors import InputFault, VerbatimError
+from storage.ledger import Ledger
+from storage.provenance import provenance
+from storage.publish import check_objects, load_release
+from storage.run import open_release
+from storage.store import open_store
+
+PACKAGES = ("flows", "tasks", "kernels", "model", "storage")
+
+
+def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
+    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong."""
+    ledger = Ledger(open_store(store))
+    done = []
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
+        body = certificate.verify(data, ledger).body
+        done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
+    return done
+
+
+def release(store: str) -> list[dict[str, str]]:
+    """Check a published run: chain, signature, every object, and what each entry says against spec and mix."""
+    run = open_release(open_store(store))
+    body = load_release(run.store, run.ledger)
+    check_objects(run.store, body)
+    check_entries(run)
+    return [
+        {"what": store, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
+        {"what": "trajectory root", "says": body.trajectory_root},
+    ]
+
+
+def machine(backend: str) -> dict[str, Any]:
+    """What runs here, checked: MachineFault if a conformance vector fails, VerbatimError for a wrong package."""
+    folders = {name: str(Path(str(importlib.import_module(name).__file__)).parent.parent) for name in PACKAGES}
+    if len(set(folders.values())) != 1:
+        found = ", ".join(f"{name} from {folder}" for name, folder in folders.items())
+        raise VerbatimError(
+            f"the five packages do not come from one folder: {found}",
+            cause="another package with one of these names is installed",
+            next_step="make a new environment: make clean install",
+        )
+    engine.self_test(backend)
+    return {"packages": folders["kernels"], "conformance": "every vector equal"} | provenance(backend).document()

@@ -1,0 +1,55 @@
+"""Task of auditing: one step in a process of its own, its verdict shown first."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from storage.errors import VerbatimError
+from tasks import process
+from tasks.process import Event
+from tasks.progress import Progress
+from tasks.references import KEYS, Audited, key_name
+
+
+class AuditFailed(VerbatimError):
+    """An audit whose verdict is not a match; carries its exit code."""
+
+    def __init__(self, result: Event) -> None:
+        self.exit_code = int(result["exit_code"])
+        super().__init__(
+            f"{result['piece']}: {result['verdict']}: {result['detail']}",
+            cause=str(result["explanation"]),
+            next_step=str(result["next"]),
+        )
+
+
+@task(task_run_name="audit {store}: step {step}", cache_policy=NO_CACHE)
+def audit_step(store: str, step: int | None, backend: str, records: str, draw: str = "") -> Audited:
+    """Replay one step, or regenerate the initial state (step None). Raises AuditFailed unless it matches."""
+    piece = "initial" if step is None else f"step {step}"
+    progress = Progress(f"Audit {piece}", key_name("audit", piece), 1, "steps")
+
+    def report(event: Event) -> None:
+        if event["kind"] == "stage" and event["of"]:
+            progress.total = event["of"]
+            progress(event["done"], event["stage"])
+
+    request = {"store": store, "step": step, "draw": draw, "backend": backend, "records": records, "keys": str(KEYS)}
+    result = process.run("tasks.replay", request, report)
+    progress(progress.total, str(result["verdict"]).upper())
+    _show(store, result)
+    if result["exit_code"]:
+        raise AuditFailed(result)
+    wanted = ("piece", "step", "verdict", "exit_code", "detail", "seconds", "certificate")
+    return Audited(**{name: result[name] for name in wanted})
+
+
+def _show(store: str, result: Event) -> None:
+    create_markdown_artifact(
+        f"**{str(result['verdict']).upper()}** {result['piece']}\n\n{result['detail']}\n\n"
+        f"- {result['explanation']}\n- next: {result['next']}\n- certificate: `{result['certificate']}`\n",
+        key=key_name("verdict", str(result["piece"])),
+        description=f"Audit of {store}",
+    )

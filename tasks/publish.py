@@ -1,0 +1,37 @@
+"""Task of publishing: copy, read back, sign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from storage.audit.keys import load_or_create_key
+from storage.publish import PublishProgress, publish
+from storage.store import open_store
+from tasks.progress import Progress
+from tasks.references import KEYS, Published, key_name
+
+
+@task(task_run_name="publish {run} to {target}", cache_policy=NO_CACHE)
+def publish_run(run: str, mix: str, target: str) -> Published:
+    """Idempotent: objects that are there already are compared, not copied again."""
+    progress = Progress("Publish", key_name("publish", Path(run).parent.name), 1, "objects")
+
+    def report(done: PublishProgress) -> None:
+        progress.total = done.of_objects
+        progress(done.objects, f"{done.bytes / 1e6:,.0f} of {done.of_bytes / 1e6:,.0f} MB")
+
+    done = publish(open_store(run), open_store(mix), open_store(target), load_or_create_key(KEYS, "trainer"), report)
+    body = done.release
+    create_markdown_artifact(
+        f"**{body.steps} steps published and read back: {len(body.objects)} objects, {done.size / 1e6:,.0f} MB**\n\n"
+        f"- run id `{body.run}`\n- ledger head `{body.head}`\n- trajectory root `{body.trajectory_root}`\n",
+        key="release",
+        description=f"Release at {target}",
+    )
+    return Published(
+        uri=target, run_id=body.run, steps=body.steps, objects=len(body.objects), copied=done.copied, size=done.size
+    )

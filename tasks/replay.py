@@ -1,0 +1,55 @@
+"""One audit in plain Python, without Prefect: what `verbatim audit` calls, and the child process of `tasks.audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from storage.audit.certificate import save_certificate
+from storage.audit.draw import Draw, load_draw
+from storage.audit.keys import load_or_create_key
+from storage.audit.replay import AuditProgress, audit_initial, audit_step
+from storage.ledger import Ledger
+from storage.store import Store, open_store
+from tasks.process import emit, reporting
+
+Report = Callable[[AuditProgress], None]
+
+
+def audit(
+    store: str, step: int | None, draw: str, backend: str, records: str, keys: str, report: Report
+) -> dict[str, Any]:
+    """Audit one step of a release, or its initial state where `step` is None; keep the certificate in `records`.
+
+    draw: date of the recorded draw that chose the step, "" for none. Returns the verdict's document, with `step` and
+    `certificate` (the file's address, None without one).
+    """
+    release, kept = open_store(store), open_store(records)
+    key = load_or_create_key(Path(keys), "auditor")
+    if step is None:
+        verdict = audit_initial(release, backend, key, report)
+    else:
+        verdict = audit_step(release, step, backend, key, _draw(release, kept, draw), report)
+    certificate = None
+    if verdict.certificate is not None:
+        certificate = str(Path(records) / save_certificate(kept, verdict.certificate))
+    return verdict.document() | {"step": step, "certificate": certificate}
+
+
+def _draw(release: Store, records: Store, date: str) -> Draw | None:
+    return load_draw(records, Ledger(release), date) if date else None
+
+
+def main() -> None:
+    """The child process: reports each stage, then the verdict."""
+    with reporting() as request:
+        emit("result", **audit(**request, report=_report))
+
+
+def _report(progress: AuditProgress) -> None:
+    emit("stage", stage=progress.stage, step=progress.step, done=progress.done, of=progress.of)
+
+
+if __name__ == "__main__":
+    main()
