@@ -1,8 +1,8 @@
 """The contract's numbers inside compiled code: every function here is inlined into the kernels of this package.
 
-Numba's own conversions are avoided: it takes int32·float32 and bare literals to float64, promotes int32 to int64, and rounds
-int64 → float32 twice. So conversions and int32 operations are emitted here one LLVM instruction at a time, and each accepts
-exactly one type: a float64 or int64 that slips in is a typing error when a kernel is compiled, not another bit.
+Numba's own conversions are avoided: it takes int32·float32 and bare literals to float64, promotes int32 to int64, and
+rounds int64 → float32 twice. So conversions and int32 operations are emitted here one LLVM instruction at a time, and
+each accepts exactly one type: a float64 that slips in is a typing error when a kernel is compiled, not another bit.
 
     i32 bits of a float   f32 a float32   u16 a bfloat16   i64 a fixed-point sum
 """
@@ -54,10 +54,10 @@ def _check(operation: str, wanted: types.Type, *given: types.Type) -> None:
 
 def _unary(operation: str, result: types.Type, argument: types.Type, emit: Emit) -> Any:
     @intrinsic
-    def function(typingctx, x):  # type: ignore[no-untyped-def]
+    def function(typingctx: Any, x: Any) -> Any:
         _check(operation, argument, x)
 
-        def code(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return emit(builder, context.get_value_type(signature.return_type), args)
 
         return result(argument), code
@@ -67,10 +67,10 @@ def _unary(operation: str, result: types.Type, argument: types.Type, emit: Emit)
 
 def _binary(operation: str, result: types.Type, argument: types.Type, emit: Emit) -> Any:
     @intrinsic
-    def function(typingctx, x, y):  # type: ignore[no-untyped-def]
+    def function(typingctx: Any, x: Any, y: Any) -> Any:
         _check(operation, argument, x, y)
 
-        def code(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return emit(builder, context.get_value_type(signature.return_type), args)
 
         return result(argument, argument), code
@@ -90,6 +90,7 @@ f32_of_i64 = _unary("f32_of_i64", _f32, _i64, lambda b, t, a: b.sitofp(a[0], t))
 i32_of_f32 = _unary("i32_of_f32", _i32, _f32, lambda b, t, a: b.fptosi(a[0], t))  # of whole, bounded numbers
 i64_of_f32 = _unary("i64_of_f32", _i64, _f32, lambda b, t, a: b.fptosi(a[0], t))  # of whole, bounded numbers
 i32_of_i8 = _unary("i32_of_i8", _i32, types.int8, lambda b, t, a: b.sext(a[0], t))
+f32_of_i8 = _unary("f32_of_i8", _f32, types.int8, lambda b, t, a: b.sitofp(a[0], t))  # exact
 i32_of_u16 = _unary("i32_of_u16", _i32, types.uint16, lambda b, t, a: b.zext(a[0], t))
 i8_of_i32 = _unary("i8_of_i32", types.int8, _i32, lambda b, t, a: b.trunc(a[0], t))
 u16_of_i32 = _unary("u16_of_i32", types.uint16, _i32, lambda b, t, a: b.trunc(a[0], t))
@@ -107,12 +108,12 @@ smallest = _binary("smallest", _i32, _i32, lambda b, t, a: b.select(b.icmp_signe
 
 
 @intrinsic
-def choose(typingctx, condition, yes, no):  # type: ignore[no-untyped-def]
+def choose(typingctx: Any, condition: Any, yes: Any, no: Any) -> Any:
     """`yes` where the condition holds, else `no`, both of one type; both are computed and there is no branch."""
     _check("choose", types.boolean, condition)
     _check("choose", yes, no)
 
-    def code(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(*args)
 
     return yes(condition, yes, no), code
@@ -295,7 +296,7 @@ def ceil_log2(n):
 
 @njit(**OPTIONS)
 def sum_exponent(top, terms):
-    """The k of a fixed sum of `terms` values whose largest magnitude has these bits: min(61 − ⌈log₂ terms⌉ − E, 100)."""
+    """The k of a fixed sum of `terms` values whose largest magnitude has these bits: min(61 − ⌈log₂ n⌉ − E, 100)."""
     exponent = sub(sar(top, I23), I127)
     return smallest(sub(sub(I61, ceil_log2(terms)), exponent), I100)
 

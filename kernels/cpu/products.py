@@ -1,8 +1,8 @@
 """Exact int8 products in int32, by the fastest method that proves exact on this machine.
 
-oneDNN (through torch) uses the processor's int8 instructions, but without VNNI it saturates: it is used only where a start-up
-probe finds it exact. Elsewhere float32 BLAS over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are
-exact in any order.
+oneDNN (through torch) uses the processor's int8 instructions, but without VNNI it saturates: it is used only where a
+start-up probe finds it exact. Elsewhere float32 BLAS over slices of at most 1,024 terms, whose partial sums stay within
+2²⁴ and so are exact in any order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 
 MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32
 SLICE_TERMS = 1024  # 1,024 · 128 · 127 < 2²⁴
+PROBE_SHAPES = ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (33, 4096, 65), (5, MAX_TERMS, 3))
 Method = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 _local = threading.local()
 
 
 def scratch(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """An uninitialised array of this thread, reused by the next call with the same name: fresh pages cost more than the work."""
+    """An uninitialised array of this thread, reused by the next call of that name: fresh pages cost more than work."""
     buffers: dict[tuple[str, str], np.ndarray] = _local.__dict__.setdefault("buffers", {})
     size = int(np.prod(shape))
     key = (name, np.dtype(dtype).str)
@@ -37,11 +38,11 @@ def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.
     """
     m, k = a.shape
     if b.shape[0] != k or k > MAX_TERMS:
-        raise ValueError(f"an int8 product of {a.shape} and {b.shape}: inner sizes must agree and be at most {MAX_TERMS}")
+        raise ValueError(f"int8 product of {a.shape} and {b.shape}: inner sizes must agree, at most {MAX_TERMS}")
     if out is None:
         out = np.empty((m, b.shape[1]), np.int32)
-    elif out.shape != (m, b.shape[1]):
-        raise ValueError(f"an int8 product of {a.shape} and {b.shape} does not fit into {out.shape}")
+    elif out.shape != (m, b.shape[1]) or not out.flags.carray:
+        raise ValueError(f"int8 product of {a.shape} and {b.shape} does not fit into {out.shape}, or it has gaps")
     _method(a, b, out)
     return out
 
@@ -58,12 +59,16 @@ def use(name: str) -> None:
 
 
 def _onednn(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    torch._int_mm(_tensor(a), _tensor(b), out=torch.from_numpy(out))
+    torch._int_mm(_tensor(a), _tensor(b), out=_tensor(out))
 
 
 def _tensor(a: np.ndarray) -> torch.Tensor:
-    """A view of the array; torch warns of arrays that it may not write, so those are copied."""
-    return torch.from_numpy(np.require(a, requirements="CW"))
+    """A view of the array; torch warns of arrays that it may not write, so those are copied.
+
+    NumPy leaves any stride to a dimension of length 1, and with a wrong one there _int_mm reads outside the array:
+    the reshapes write the strides anew.
+    """
+    return torch.from_numpy(np.require(a, requirements=["C", "W"]).reshape(-1).reshape(a.shape))
 
 
 def _float32(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
@@ -81,9 +86,9 @@ METHODS: dict[str, Method] = {"onednn": _onednn, "float32": _float32}
 
 
 def exact(candidate: Method) -> bool:
-    """Whether a method is exact on the cases where wrong ones fail: extremes, random codes, small, odd and long shapes."""
+    """Whether a method is exact where wrong ones fail: extremes, random codes, small, odd and long shapes."""
     random = np.random.default_rng(0)
-    for m, k, n in ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (5, MAX_TERMS, 3), (33, 4096, 65)):
+    for m, k, n in PROBE_SHAPES:
         out = np.empty((m, n), np.int32)
         for x, y in ((127, 127), (-127, 127), (-127, -127), (-128, 127), (-128, -127)):
             if k * abs(x * y) < 2**31:
@@ -102,7 +107,7 @@ def fastest() -> Method:
     for candidate in METHODS.values():
         if exact(candidate):
             return candidate
-    raise RuntimeError("no int8 product is exact on this machine: run the reference backend, and check its memory and BLAS")
+    raise RuntimeError("no int8 product is exact on this machine: use the reference backend, check memory and BLAS")
 
 
 _method: Method = fastest()
