@@ -44,8 +44,8 @@ def attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq f32[T·H, E], dk f32[T·K, E], dv bf16[T, K·E]) of the dequantised q, k and v, from d_out bf16[T, H·E].
 
-    dS = P·(dP − Σ dO·O). dQ contracts dS·s_k, quantised by row; dK contracts dS·s_q and dV contracts P·s_dO, both quantised by
-    column over all queries of the group.
+    dS = P·(dP − Σ dO·O), 0 where a key is not seen. dQ contracts dS·s_k, quantised by row; dK contracts dS·s_q and dV contracts
+    P·s_dO, both quantised by column over all queries of the group.
     """
     tokens = len(q.scale) // shape.heads
     dq = np.empty((tokens, shape.heads, shape.width), np.float32)
@@ -63,7 +63,7 @@ def attention_backward(
                 q_h, d_h = _take(q, span, head, shape.heads), _take(d, span, head, shape.heads)
                 p = _probabilities(q_h, k_h, saved.peak[span, head], saved.total[span, head], shape)
                 dp = (value(d_h.hi, d_h.lo, v_h.hi) * d_h.scale[:, None]) * v_h.scale[None, :]
-                ds = p * (dp - delta[span, head][:, None])
+                ds = np.where(visible(shape), p * (dp - delta[span, head][:, None]), F32(0))
                 dq[span, head] = _query_gradient(ds, k_h, shape.width, flag)
                 ds_all.append(ds * q_h.scale[:, None])
                 p_all.append(p * d_h.scale[:, None])
