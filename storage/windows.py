@@ -66,7 +66,7 @@ class WindowReader:
         entry = manifest.mix.sources[source]
         self.windows: Windows = getattr(entry, part)
         self._prefix = f"windows/{entry.name}/{part}"
-        self._shard_windows: int = manifest.mix.spec["shard_windows"]
+        self._shard_windows: int = manifest.mix.spec.shard_windows
         self._dtype = np.dtype(manifest.mix.dtype)
         self._width = manifest.mix.window_tokens
         self._leaves: dict[int, bytes] = {}

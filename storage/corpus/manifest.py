@@ -9,36 +9,45 @@
 What depends on a library's file format (an Arrow header, a Parquet writer's name) is in `files` and under no root.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from kernels import canonical
 from kernels.digest import digest
 from model.spec import Spec
 from storage.corpus.mixture import Mixture
+from storage.corpus.spec import MAX_BLOCK, Digest, MixSpec
 from storage.errors import InputFault
 from storage.store import Store, object_digest
 
 KEY = "manifest.json"
-FORMAT = "verbatim mix 1"
+FORMAT: Literal["verbatim mix 1"] = "verbatim mix 1"
 
 
 class Shard(Spec):
     """`windows` consecutive windows of a source; `digest` is over their leaves."""
 
     windows: int = Field(ge=1)
-    digest: str
+    digest: Digest
 
 
 class Windows(Spec):
     """A token stream cut into windows: tokens = windows * window_tokens + tail (the tail fills no window)."""
 
-    documents: int
-    tokens: int
-    windows: int
-    tail: int
+    documents: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    windows: int = Field(ge=1)
+    tail: int = Field(ge=0)
     shards: Annotated[tuple[Shard, ...], Field(strict=False)]
+
+    def check(self, spec: MixSpec) -> None:
+        """ValueError unless the shards hold the windows as `spec` cuts them."""
+        whole, rest = divmod(self.windows, spec.shard_windows)
+        if [shard.windows for shard in self.shards] != [spec.shard_windows] * whole + [rest] * (rest > 0):
+            raise ValueError(f"shards do not hold {self.windows} windows in shards of {spec.shard_windows}")
+        if self.tokens != self.windows * spec.window_tokens + self.tail:
+            raise ValueError(f"{self.windows} windows and a tail of {self.tail} are not {self.tokens} tokens")
 
     @property
     def root(self) -> str:
@@ -56,9 +65,11 @@ class SourceManifest(Spec):
 
 
 class TokenizerManifest(Spec):
-    digest: str
-    vocab: int
-    end_of_text: int
+    """tokenizer.json by its object digest; the id that ends a text."""
+
+    digest: Digest
+    vocab: int = Field(ge=1)
+    end_of_text: int = Field(ge=0)
 
 
 class Mix(Spec):
@@ -68,29 +79,41 @@ class Mix(Spec):
     begins its second pass.
     """
 
-    format: str = FORMAT
-    spec: dict[str, Any]
+    format: Literal["verbatim mix 1"] = FORMAT
+    spec: MixSpec
     tokenizer: TokenizerManifest
-    dtype: str
+    dtype: Literal["uint16", "uint32"]
     window_tokens: int
     sources: Annotated[tuple[SourceManifest, ...], Field(strict=False)]
-    counts: Annotated[tuple[int, ...], Field(strict=False)]
+    counts: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
     next_pass: dict[str, int]
-    held_out_root: str
+    held_out_root: Digest
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [source.name for source in self.spec.sources]
+        if [source.name for source in self.sources] != names or len(self.counts) != len(names):
+            raise ValueError(f"the sources and counts are not those of the spec's sources {names}")
+        if self.window_tokens != self.spec.window_tokens or sum(self.counts) > MAX_BLOCK:
+            raise ValueError(f"windows of {self.window_tokens} tokens, blocks of {sum(self.counts)}: not the spec's")
+        for source in self.sources:
+            source.train.check(self.spec)
+            source.held_out.check(self.spec)
+        return self
 
 
 class StoredFile(Spec):
     """An object of the mix store: its digest and size in bytes, and for an Arrow file where its rows begin."""
 
-    digest: str
-    size: int
-    rows_at: int = 0
+    digest: Digest
+    size: int = Field(ge=0)
+    rows_at: int = Field(default=0, ge=0)
 
 
 class Manifest(Spec):
     """manifest.json. `root` is the mix root; `files` are by key."""
 
-    root: str
+    root: Digest
     mix: Mix
     files: dict[str, StoredFile]
 
@@ -105,7 +128,7 @@ class Manifest(Spec):
     @property
     def mixture(self) -> Mixture:
         return Mixture(
-            seed=self.mix.spec["seed"],
+            seed=self.mix.spec.seed,
             names=tuple(source.name for source in self.mix.sources),
             windows=tuple(source.train.windows for source in self.mix.sources),
             counts=self.mix.counts,
@@ -132,10 +155,9 @@ def read_manifest(store: Store, base: str = "", root: str | None = None) -> Mani
         raise InputFault(
             f"{store.uri}: {key} is not a manifest: {error}", cause="damaged, or of another version"
         ) from error
+    _same(store, key, "mix root", mix_root(manifest.mix), manifest.root if root is None else root)
     _same(store, key, "mix root", manifest.root, mix_root(manifest.mix))
     _same(store, key, "held-out root", manifest.held_out_root, held_out_root(manifest.mix.sources))
-    if root is not None:
-        _same(store, key, "mix root", manifest.root, root)
     return manifest
 
 

@@ -204,7 +204,7 @@ def _manifest(spec: MixSpec, tokens: Tokens, counts: tuple[int, ...], parts: lis
     mix = Mix(
         spec=spec.public(),
         tokenizer=TokenizerManifest(digest=tokens.digest, vocab=tokens.vocab, end_of_text=tokens.eot),
-        dtype=tokens.dtype.name,
+        dtype="uint16" if tokens.dtype.itemsize == 2 else "uint32",
         window_tokens=spec.window_tokens,
         sources=sources,
         counts=counts,

@@ -24,7 +24,7 @@ def _slash(path: str) -> str:
     return path.replace("\\", "/")
 
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 Globs = Annotated[tuple[str, ...], Field(strict=False)]
 Path_ = Annotated[str, AfterValidator(_slash)]
@@ -81,7 +81,7 @@ Extract = Annotated[Text | Botocore | Factbook | Rows | SoftwareHeritage, Field(
 class Pin(Spec):
     """What every pin of one file says; `size` in bytes."""
 
-    sha256: Sha256
+    sha256: Digest
     size: int = Field(ge=0)
 
 
@@ -211,12 +211,12 @@ class MixSpec(Spec):
     def window_tokens(self) -> int:
         return self.seq_len + 1
 
-    def public(self) -> dict[str, Any]:
+    def public(self) -> MixSpec:
         """The spec as it stands in the manifest: without the folders of local files."""
-        return _without_folders(self.model_dump(mode="json"))
+        return MixSpec.model_validate(_without_folders(self.model_dump(mode="json")))
 
     def digest(self) -> str:
-        return digest(canonical.dumps(self.public()), "mix spec")
+        return digest(canonical.dumps(self.public().model_dump(mode="json")), "mix spec")
 
 
 def _without_folders(value: Any) -> Any:

@@ -230,13 +230,16 @@ def damaged(manifest: Manifest, how: str) -> bytes:
     elif how == "leaves":
         value["mix"]["sources"][0]["held_out"]["shards"][0]["digest"] = "0" * 64
         value["root"] = mix_root(type(manifest.mix).model_validate(value["mix"]))
+    elif how == "tail":
+        value["mix"]["sources"][0]["train"]["tail"] += 1
     elif how == "field":
         value["mix"]["more"] = 1
     return canonical.dumps(value) + (b" " if how == "space" else b"")
 
 
 @pytest.mark.parametrize(("how", "message"), [
-    ("count", "has mix root"), ("leaves", "has held-out root"), ("field", "not a manifest"), ("space", "not canonical"),
+    ("count", "has mix root"), ("leaves", "has held-out root"), ("field", "not a manifest"),
+        ("tail", "are not"), ("space", "not canonical"),
 ])  # fmt: skip
 def test_a_changed_manifest_is_refused(tmp_path: Path, how: str, message: str) -> None:
     _, manifest = prepared(tmp_path, store())
