@@ -88,6 +88,8 @@ class ModelSpec(Spec):
             f"1 to {MAX_SHARED_CONTRACTION:,}",
             "attention's dV sums two cross terms over them in one int32",
         )
+        cause = "a softmax row sums its keys' counts of 2^-18 in one int32"
+        _require(self.seq_len <= MAX_KEYS, "seq_len", self.seq_len, f"1 to {MAX_KEYS:,}", cause)
         _require_decimal("norm_eps", self.norm_eps, "(0, 1]")
         _require_decimal("init_std", self.init_std, "(0, 1]")
         return self
