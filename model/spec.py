@@ -248,14 +248,6 @@ class RunSpec(Spec):
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         unit = self.numerics.unit_windows
-        tokens = unit * self.model.seq_len
-        _require(
-            tokens <= MAX_CONTRACTION,
-            "unit_windows * seq_len",
-            tokens,
-            f"1 to {MAX_CONTRACTION:,}",
-            "weight gradients contract over a unit's tokens in int32",
-        )
         for index, phase in enumerate(self.schedule.phases):
             field = f"phases[{index}].windows"
             _require(
