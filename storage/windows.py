@@ -87,6 +87,11 @@ class WindowReader:
         shards, local = np.divmod(np.asarray(rows, dtype=np.int64), self._shard_windows)
         return [self._leaf(s, r) for s, r in zip(shards.tolist(), local.tolist(), strict=True)]
 
+    def all_leaves(self) -> Iterator[bytes]:
+        """The leaf of every window in order, one side file at a time."""
+        for shard, entry in enumerate(self.windows.shards):
+            yield from (self._leaf(shard, row) for row in range(entry.windows))
+
     def _run(self, shard: int, first: int, count: int) -> np.ndarray:
         """`count` consecutive rows of a shard by one ranged read, each verified."""
         key = f"{self._prefix}/{shard:05d}.arrow"

@@ -7,6 +7,7 @@ not exist. `tokens` counts the end-of-text token.
 """
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import duckdb
@@ -19,9 +20,9 @@ from storage.corpus.pack import Packed, Part
 from storage.stream import Stream
 
 _SEEN = """
-select s.window, docs.file, docs.member, docs.position, docs.tokens
-from seen s join docs on docs.part = 'train' and s.row between docs.first_window and docs.last_window
-order by s.window, docs.first_token
+select s.number, docs.file, docs.member, docs.position, docs.tokens
+from seen s join docs on docs.part = ? and s.row between docs.first_window and docs.last_window
+order by s.number, docs.first_token
 """
 
 
@@ -64,18 +65,25 @@ def documents_seen(stream: Stream, first: int, count: int) -> list[dict[str, Any
     for source in np.unique(located.source).tolist():
         places = np.nonzero(located.source == source)[0]
         name = stream.manifest.mix.sources[source].name
-        seen = pa.table({"window": first + places, "row": located.position[places]})
-        for window, file, member, position, tokens in _query(stream, name, seen):
-            address = {"file": file, "member": member, "position": position, "tokens": tokens}
-            passed = int(located.passes[window - first])
-            result.append({"window": window, "source": name, "pass": passed, **address})
+        for place, document in _query(stream, name, "train", places, located.position[places]):
+            seen = {"window": first + place, "source": name, "pass": int(located.passes[place])}
+            result.append(seen | document)
     return sorted(result, key=lambda document: int(document["window"]))  # stable: documents stay in token order
 
 
-def _query(stream: Stream, source: str, seen: pa.Table) -> list[tuple[Any, ...]]:
+def documents_in(stream: Stream, source: str, part: str, row: int) -> list[dict[str, Any]]:
+    """The documents of one window of a source's part ("train" or "held_out"): {file, member, position, tokens}."""
+    return [document for _, document in _query(stream, source, part, np.zeros(1, np.int64), np.array([row]))]
+
+
+def _query(
+    stream: Stream, source: str, part: str, number: np.ndarray, row: np.ndarray
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, document) for each document in window row[i] of the part, where number[i] is the caller's own."""
     key = index_key(source)
     data = stream.store.read(stream.base + key, stream.manifest.files[key].digest)
     with duckdb.connect() as connection:
         connection.register("docs", pq.read_table(pa.BufferReader(data)))
-        connection.register("seen", seen)
-        return connection.execute(_SEEN).fetchall()
+        connection.register("seen", pa.table({"number": number, "row": row}))
+        for found, *values in connection.execute(_SEEN, [part]).fetchall():
+            yield found, dict(zip(("file", "member", "position", "tokens"), values, strict=True))
