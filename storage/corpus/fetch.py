@@ -4,6 +4,7 @@ A file is read once into memory, its size and sha256 are compared with the pin, 
 extractors see: nothing is opened again after the check. The cache folder is trusted for nothing.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -25,7 +26,7 @@ def read_pinned(pin: File | PinnedTokenizer, cache: Path) -> bytes:
             next_step="download its files, pin them as kind: local (path, size, sha256), and prepare that recipe",
         )
     path = cache / pin.sha256 if isinstance(pin, PyPIFile) else Path(pin.path)
-    if isinstance(pin, PyPIFile) and not path.exists():
+    if isinstance(pin, PyPIFile) and not os.path.exists(path):  # False, too, in a folder that may not be read
         _download(pin, cache, path)
     return _verified(pin, path)
 
@@ -70,7 +71,11 @@ def _download(pin: PyPIFile, cache: Path, target: Path) -> None:
             (found,) = Path(folder, "files").iterdir()
             os.replace(found, target)
     except OSError as error:
-        raise StorageError(f"{cache}: {error.strerror}", cause="the cache folder is full or not writable") from error
+        raise StorageError(
+            f"{pin.name} could not be stored in {cache}: {error.strerror}",
+            cause="the disk of the cache folder is full, or the folder may not be written",
+            next_step="free some space or change the folder's owner, and run the same command again",
+        ) from error
 
 
 def _pip(pin: PyPIFile, requirement: Path, folder: Path) -> None:
@@ -81,6 +86,8 @@ def _pip(pin: PyPIFile, requirement: Path, folder: Path) -> None:
     if result.returncode == 0:
         return
     output = result.stdout + result.stderr
+    if os.strerror(errno.ENOSPC) in output:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     got = re.search(r"Got\s+([0-9a-f]{64})", output)
     if got:
         raise InputFault(

@@ -7,7 +7,7 @@ import pytest
 
 from storage.corpus.fetch import read_pinned
 from storage.corpus.spec import HubFiles, LocalFile, PyPIFile
-from storage.errors import InputFault, MissingObject, Refused, VerbatimError
+from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
 from tests.storage.corpus.mixes import pin
 
 
@@ -88,6 +88,16 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_pinned(package(), tmp_path)
     assert error.value.exit_code == 1 and "no network" in error.value.cause
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_and_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_as(monkeypatch, "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n", 1)
+    with pytest.raises(StorageError, match="No space left on device") as error:
+        read_pinned(package(), tmp_path)
+    assert "free some space" in error.value.next_step and list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"some==1\.0 wheel could not be stored in .*file"):
+        read_pinned(package(), tmp_path / "file" / "cache")
 
 
 def test_a_hub_data_set_is_refused_until_its_files_are_pinned(tmp_path: Path) -> None:
