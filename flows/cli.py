@@ -13,9 +13,10 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -23,7 +24,10 @@ from rich.console import Console
 from flows import environment
 from storage.errors import VerbatimError
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+if TYPE_CHECKING:
+    from storage.audit.replay import AuditProgress
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 console = Console()
 errors = Console(stderr=True)
 
@@ -31,7 +35,9 @@ RecipeArgument = Annotated[str, typer.Argument(help="A name in deployments/recip
 FolderOption = Annotated[
     str, typer.Option(help="Where the run lives. Default: runs/ and the recipe's name, in the project.")
 ]
-BackendOption = Annotated[str, typer.Option(help="cpu (fast) or reference (plain NumPy, slow); it changes no bit.")]
+BackendOption = Annotated[
+    Literal["cpu", "reference"], typer.Option(help="cpu is fast, reference plain NumPy and slow; it changes no bit.")
+]
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
@@ -43,8 +49,11 @@ KEYS = environment.PROJECT / "runs" / "keys"
 
 @app.command()
 def prepare(recipe: RecipeArgument, folder: FolderOption = "") -> None:
-    """Cut a recipe's pinned text into windows, under one mix root.
+    """Cut a recipe's pinned text into windows.
 
+    They are the same on every machine, and stand under one mix root.
+
+    \b
     Example: verbatim prepare demo
     """
     from flows import history
@@ -53,13 +62,16 @@ def prepare(recipe: RecipeArgument, folder: FolderOption = "") -> None:
         from flows.prepare import prepare as flow
 
         mix = flow(_recipe(recipe), _absolute(folder))
-    console.print(f"{mix.windows:,} windows in {mix.uri}\nmix root {mix.mix_root}", highlight=False)
+    _line(f"{mix.windows:,} windows in {mix.uri}\nmix root {mix.mix_root}")
 
 
 @app.command()
 def train(recipe: RecipeArgument, folder: FolderOption = "", backend: BackendOption = "cpu") -> None:
-    """Train a prepared recipe, or go on from its newest checkpoint; repeated steps are compared with the ledger.
+    """Train a prepared recipe, or go on with it.
 
+    Goes on from the newest whole checkpoint; steps that the ledger already has are repeated and compared.
+
+    \b
     Example: verbatim train demo
     """
     from flows import history
@@ -68,7 +80,7 @@ def train(recipe: RecipeArgument, folder: FolderOption = "", backend: BackendOpt
         from flows.train import train as flow
 
         run = flow(_recipe(recipe), _absolute(folder), backend)
-    console.print(f"{run.steps} steps in {run.uri}\ntrajectory root {run.trajectory_root}", highlight=False)
+    _line(f"{run.steps} steps in {run.uri}\ntrajectory root {run.trajectory_root}")
 
 
 @app.command()
@@ -76,8 +88,11 @@ def publish(
     folder: Annotated[Path, typer.Argument(help="The run's folder, such as runs/demo.")],
     target: Annotated[str, typer.Option(help="Folder or file:// address. Default: published/ in the folder.")] = "",
 ) -> None:
-    """Copy a run and its windows to a store, read every object back, and sign the release.
+    """Copy a run to a store, read it back, sign it.
 
+    Ledger, checkpoints and windows; nothing that is there already is overwritten.
+
+    \b
     Example: verbatim publish runs/demo --target /srv/public/demo
     """
     from flows import history
@@ -86,7 +101,7 @@ def publish(
         from flows.publish import publish as flow
 
         release = flow(str(folder.absolute()), target if "://" in target else _absolute(target))
-    console.print(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}", highlight=False)
+    _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 
 @app.command()
@@ -100,17 +115,21 @@ def audit(
     keys: KeysOption = KEYS,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay one step from a published run, compare the whole ledger entry, and sign a certificate.
+    """Replay one step and compare it with the ledger.
 
-    Examples: verbatim audit runs/demo/published --step 17        verbatim audit runs/demo/published --initial
+    Needs the published run alone. Compares the whole entry and signs a certificate.
+
+    \b
+    Examples: verbatim audit runs/demo/published --step 17
+              verbatim audit runs/demo/published --initial
     """
     from storage.errors import UsageError
     from tasks import replay
 
     if initial == (step is not None):
         raise UsageError("give either --step NUMBER or --initial", next_step="verbatim audit --help")
-    request = {"store": _absolute(store), "step": step, "draw": draw, "backend": backend}
-    result = replay.audit(**request, records=str(records.absolute()), keys=str(keys.absolute()), report=_say(as_json))
+    kept = str(records.absolute())
+    result = replay.audit(_absolute(store), step, draw, backend, kept, str(keys.absolute()), _say(as_json))
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
 
@@ -124,8 +143,11 @@ def sample(
     records: RecordsOption = AUDITS,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the steps of a date from a public random value, and record the draw before any audit starts.
+    """Draw which steps to audit on a date.
 
+    From a public random value and the ledger's head; recorded before any audit starts.
+
+    \b
     Example: verbatim sample runs/demo/published --beacon beacon.json --count 2
     """
     from storage.audit.draw import make_draw, read_beacon
@@ -139,7 +161,7 @@ def sample(
         print(json.dumps({"date": made.date, "steps": made.steps, "record": made.digest()}))
     else:
         steps = ", ".join(str(step) for step in made.steps)
-        console.print(f"draw of {made.date} (on the {made.basis}): steps {steps}", highlight=False)
+        _line(f"draw of {made.date} (on the {made.basis}): steps {steps}")
 
 
 @app.command()
@@ -148,10 +170,13 @@ def verify(
     certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check certificates, or with none given the published run itself: chain, signature, every object and entry.
+    """Check certificates, or a published run.
+
+    Without certificates: the run's chain, signature, every object, and what each entry says against spec and mix.
 
     Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right.
 
+    \b
     Example: verbatim verify runs/demo/published runs/audits/certificates/*.json
     """
     from flows import checks
@@ -161,13 +186,16 @@ def verify(
         print(json.dumps(done))
     else:
         for line in done:
-            console.print(f"genuine: {line['what']}: {line['says']}", highlight=False)
+            _line(f"genuine: {line['what']}: {line['says']}")
 
 
 @app.command()
 def doctor(backend: BackendOption = "cpu", as_json: JsonOption = False) -> None:
-    """Check this installation and this machine: packages, versions, and every conformance vector.
+    """Check this installation and this machine.
 
+    Packages, versions, and every conformance vector.
+
+    \b
     Example: verbatim doctor
     """
     from flows import checks
@@ -177,7 +205,12 @@ def doctor(backend: BackendOption = "cpu", as_json: JsonOption = False) -> None:
         print(json.dumps(found))
     else:
         for name, value in found.items():
-            console.print(f"{name}: {value}", highlight=False)
+            _line(f"{name}: {value}")
+
+
+def _line(text: str) -> None:
+    """Plain text, never folded: whoever reads it may be a program."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _absolute(path: str) -> str:
@@ -189,8 +222,15 @@ def _recipe(name: str) -> str:
     return _absolute(name) if os.sep in name or name.endswith((".yaml", ".yml")) else name
 
 
-def _say(quiet: bool) -> Any:
-    return (lambda text: None) if quiet else (lambda text: console.print(text, highlight=False))
+def _say(quiet: bool) -> Callable[[AuditProgress], None]:
+    """Prints where an audit is; on standard error, so that the verdict alone is the output."""
+
+    def say(progress: AuditProgress) -> None:
+        step = "" if progress.step is None else f" {progress.step}"
+        left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s left"
+        errors.print(f"{progress.stage}{step}{left}", style="dim", highlight=False, soft_wrap=True)
+
+    return (lambda progress: None) if quiet else say
 
 
 def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
@@ -199,11 +239,12 @@ def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
         return
     colour = "green" if result["exit_code"] == 0 else "red"
     label = str(result["verdict"]).upper()
-    console.print(f"[bold {colour}]{label}[/] {result['piece']}: {result['detail']} ({result['seconds']:.1f} s)")
+    console.print(f"[bold {colour}]{label}[/] {result['piece']} ({result['seconds']:.1f} s)", highlight=False)
+    _line(f"  {result['detail']}")
     if result["exit_code"]:
-        console.print(f"  {result['explanation']}\n  next: {result['next']}", highlight=False)
+        _line(f"  {result['explanation']}\n  next: {result['next']}")
     if result["certificate"]:
-        console.print(f"certificate: {result['certificate']}", highlight=False)
+        _line(f"certificate: {result['certificate']}")
 
 
 def main() -> None:
@@ -211,13 +252,14 @@ def main() -> None:
     try:
         app(prog_name="verbatim")
     except VerbatimError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except Exception as error:
         log = environment.PROJECT / "runs" / "last-error.txt"
         log.parent.mkdir(exist_ok=True)
         log.write_text(traceback.format_exc(), encoding="utf-8")
-        errors.print(f"unexpected {type(error).__name__}: {error}\n  details: {log}", style="red", markup=False)
+        text = f"unexpected {type(error).__name__}: {error}\n  details: {log}"
+        errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -1,6 +1,6 @@
 """`make demo`: the whole chain on this computer, small and real, with one training process killed on purpose.
 
-Raw text from pinned packages → windows → three training segments (the second is killed hard in the middle of a step, the
+Raw text from pinned packages → windows → three training segments (the second is killed hard within a step; the
 third repeats its last steps and compares them) → a published run → audits in other processes from that run alone →
 certificates, verified in yet another. The result stands in runs/demo/summary.json.
 """

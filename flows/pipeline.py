@@ -13,11 +13,9 @@ from flows.prepare import prepare
 from flows.publish import publish
 from flows.sample import nightly_sample
 from flows.train import train
-from tasks.references import Audited, Backend, Folder, Mix, Published, RecipeName, Trained, places
+from tasks.references import Audited, Backend, Mix, Published, Trained, places
 
-Audits = Annotated[
-    int, Field(title="Audits", ge=0, description="How many steps to draw and audit, beside the initial state.")
-]
+Audits = Annotated[int, Field(ge=0)]
 
 
 class Chain(BaseModel):
@@ -33,8 +31,16 @@ class Chain(BaseModel):
 
 
 @flow(flow_run_name="pipeline {recipe}")
-def pipeline(recipe: RecipeName = "demo", folder: Folder = "", backend: Backend = "cpu", audits: Audits = 2) -> Chain:
-    """Prepare, train, publish; then, from the published run alone, audit the initial state and a sample of steps."""
+def pipeline(recipe: str = "demo", folder: str = "", backend: Backend = "cpu", audits: Audits = 2) -> Chain:
+    """Prepare, train, publish; then, from the published run alone, audit the initial state and a sample of steps.
+
+    Args:
+        recipe: A name in deployments/recipes, such as demo, or the path of a YAML file.
+        folder: Where the run lives (windows in mix/, ledger and checkpoints in run/). Empty: runs/ and the recipe's
+            name.
+        backend: cpu is fast; reference is plain NumPy and slow. It changes no bit.
+        audits: How many steps to draw and audit, beside the initial state.
+    """
     where = places(recipe, folder)
     root = str(where.root)
     clock = {"start": time.monotonic()}

@@ -5,11 +5,16 @@ from __future__ import annotations
 from prefect import flow
 
 from tasks.publish import publish_run
-from tasks.references import Folder, Places, Published, Target, absolute
+from tasks.references import Places, Published, absolute
 
 
 @flow(flow_run_name="publish {folder}")
-def publish(folder: Folder = "runs/demo", target: Target = "") -> Published:
-    """Copy ledger, checkpoints and windows to a store, read back every object and compare, then sign the release."""
+def publish(folder: str = "runs/demo", target: str = "") -> Published:
+    """Copy ledger, checkpoints and windows to a store, read back every object and compare, then sign the release.
+
+    Args:
+        folder: The folder of the run, with mix/ and run/ in it.
+        target: Folder or address to publish to. Empty: published/ in the run's folder.
+    """
     where = Places.of(folder)
     return publish_run(where.run, where.mix, absolute(target) if target else where.published)

@@ -8,19 +8,27 @@ from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from tasks.audit import audit_step
-from tasks.references import Audited, Backend, Beacon, Count, Records, Release, absolute, records_of
+from tasks.references import Audited, Backend, Count, absolute, records_of
 from tasks.sample import draw_steps
 
 
 @flow(flow_run_name="nightly sample of {published}")
 def nightly_sample(
-    published: Release = "runs/demo/published",
+    published: str = "runs/demo/published",
     count: Count = 1,
     backend: Backend = "cpu",
-    records: Records = "",
-    beacon: Beacon = "",
+    records: str = "",
+    beacon: str = "",
 ) -> list[Audited]:
-    """Draw and audit `count` steps. One draw a night: started again, it audits the steps already drawn."""
+    """Draw and audit `count` steps. One draw a night: started again, it audits the steps already drawn.
+
+    Args:
+        published: Folder or address that was published to, such as runs/demo/published.
+        count: How many steps to draw.
+        backend: cpu is fast; reference is plain NumPy and slow. It changes no bit.
+        records: Folder for this machine's draws and certificates. Empty: runs/audits.
+        beacon: File with a public random value. Empty: one is drawn here, on our word alone.
+    """
     # The scheduled date, not today's: a run that starts late still belongs to its own night.
     scheduled = flow_run.get_scheduled_start_time() or datetime.now(UTC)
     night = scheduled.date().isoformat()

@@ -5,16 +5,22 @@ from __future__ import annotations
 from prefect import flow, tags
 
 from storage import recipe as recipes
-from tasks.references import Backend, Folder, RecipeName, Trained, places
+from tasks.references import Backend, Trained, places
 from tasks.train import begin_run, report_run, train_segment
 
 
 @flow(flow_run_name="train {recipe}")
-def train(recipe: RecipeName = "demo", folder: Folder = "", backend: Backend = "cpu") -> Trained:
+def train(recipe: str = "demo", folder: str = "", backend: Backend = "cpu") -> Trained:
     """Train a prepared recipe to its end, or go on where it stopped.
 
     A segment that is killed is started again: it takes the newest whole checkpoint, repeats the steps that the ledger
     already has, compares each of them, and goes on. Where segments end on purpose is in the recipe's plan.
+
+    Args:
+        recipe: A name in deployments/recipes, such as demo, or the path of a YAML file.
+        folder: Where the run lives (windows in mix/, ledger and checkpoints in run/). Empty: runs/ and the recipe's
+            name.
+        backend: cpu is fast; reference is plain NumPy and slow. It changes no bit.
     """
     where = places(recipe, folder)
     begin_run(recipe, where.mix, where.run, backend)

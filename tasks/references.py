@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,37 +13,10 @@ CACHE = PROJECT / "runs" / "cache" / "sources"  # downloads, by their SHA-256; s
 KEYS = PROJECT / "runs" / "keys"  # this machine's signing keys
 AUDITS = PROJECT / "runs" / "audits"  # its draws and certificates
 
-RecipeName = Annotated[
-    str, Field(title="Recipe", description="A name in deployments/recipes, such as demo, or the path of a YAML file.")
-]
-Folder = Annotated[
-    str,
-    Field(
-        title="Folder",
-        description="Where the run lives: its windows (mix/), ledger and checkpoints (run/). "
-        "Empty: runs/ and the name of the recipe.",
-    ),
-]
-Target = Annotated[
-    str, Field(title="Target", description="Folder or address to publish to. Empty: published/ in the run's folder.")
-]
-Release = Annotated[
-    str, Field(title="Published run", description="Folder or address that was published to: runs/demo/published.")
-]
-Backend = Annotated[
-    str, Field(title="Backend", description="cpu (fast) or reference (plain NumPy, slow). It changes no bit.")
-]
-Step = Annotated[
-    int | None, Field(title="Step", ge=0, description="The step to replay, from 0. Empty: the initial state.")
-]
-Count = Annotated[int, Field(title="Count", ge=1, description="How many steps to draw.")]
-Records = Annotated[
-    str, Field(title="Records", description="Folder for this machine's draws and certificates. Empty: runs/audits.")
-]
-Beacon = Annotated[
-    str,
-    Field(title="Beacon", description="File with a public random value. Empty: one is drawn here, on our word alone."),
-]
+# Parameters of flows; what each means stands in the flows' docstrings, which the UI's forms show.
+Backend = Literal["cpu", "reference"]
+Step = Annotated[int | None, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Places(BaseModel):
