@@ -5,15 +5,22 @@ Arrays are NumPy's; bf16 is uint16. Same functions and same bytes as kernels/ref
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
+import numpy as np
 import torch
 
 from kernels.cpu import products
+from kernels.cpu.attention import attention
+from kernels.cpu.attention_backward import attention_backward
 from kernels.cpu.head import head, head_backward
+from kernels.cpu.initial import initial_weights
 from kernels.cpu.layers import (
     embed,
     embed_backward,
     norm_backward,
+    norm_bf16,
     norm_rows,
     rotate_backward,
     rotate_rows,
@@ -28,14 +35,19 @@ NAME = "cpu"
 __all__ = [
     "NAME",
     "adamw",
+    "attention",
+    "attention_backward",
     "describe",
     "embed",
     "embed_backward",
     "fixed_sum",
     "head",
     "head_backward",
+    "initial_weights",
     "linear_backward",
+    "new_flag",
     "norm_backward",
+    "norm_bf16",
     "norm_rows",
     "project",
     "project_add",
@@ -49,11 +61,20 @@ __all__ = [
 ]
 
 
-def describe() -> dict[str, str | int]:
-    """What runs here, for a segment's record: none of it changes a bit."""
+def new_flag() -> np.ndarray:
+    """A step's flag, not raised."""
+    return np.zeros(1, np.int32)
+
+
+def describe() -> dict[str, Any]:
+    """What this backend runs on, for segment records and certificates: none of it changes a bit."""
     return {
-        "products": products.method(),
+        "backend": NAME,
+        "product": products.method(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "numba_threads": numba.get_num_threads(),
         "torch_threads": torch.get_num_threads(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "torch": torch.__version__,
     }

@@ -125,6 +125,24 @@ def _scaled_row(x, r, gain, out):
         out[j] = (f32_of_bf16(x[j]) * r) * gain[j]
 
 
+def norm_bf16(x: np.ndarray, gain: np.ndarray, eps: np.float32, flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """RMSNorm with a gain, kept as bf16[T, D]: the residual stream's first value; and the inverse root mean squares."""
+    out, r = np.empty(x.shape, np.uint16), np.empty(len(x), np.float32)
+    _norm_bf16(x, gain, np.float32(eps), reciprocal(x.shape[1]), flag, out, r)
+    return out, r
+
+
+@njit(**PARALLEL)
+def _norm_bf16(x, gain, eps, mean, flag, out, r):
+    rows, width = x.shape
+    for block in prange((rows + BLOCK - 1) // BLOCK):
+        work = np.empty(width, np.float32)
+        for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
+            r[t] = inverse_rms(x[t], work, eps, mean, flag)
+            _scaled_row(x[t], r[t], gain, work)
+            _store_row(work, x[t], False, out[t])
+
+
 def norm_backward(
     dy: np.ndarray,
     x: np.ndarray,
@@ -143,7 +161,7 @@ def norm_backward(
     add = residual is not None
     other = dy if residual is None else residual
     _norm_backward(dy, x, r, gain, other, add, reciprocal(dy.shape[1]), np.float32(len(dy)), blocks, out, flag)
-    sums += blocks.sum(axis=0)
+    sums += blocks.sum(axis=0, dtype=np.int64)
     return out
 
 

@@ -38,6 +38,7 @@ def _floats(bits: str) -> tuple[np.float32, ...]:
 # The contract's polynomials, constant term first; equal to the reference's by a test.
 EXP2 = _floats("3f800000 3f317219 3e75fdf3 3d6356d3 3c1d90e3 3aafe004 3925e3e9")
 LOG2 = _floats("3fb8aa3b bf38aa33 3ef638b6 beb8b02d 3e93af55 be74d1e0 3e534979 be49cb90 3e3544ab bda97e65")
+NORMAL = _floats("3f99baaa 3d229f92 4077ce92 c1cad0a3 42b87536 c33dc72f 435f5b3a c30c013e 4211bf05")
 LOG2_E = _floats("3fb8aa3b")[0]
 LN_2 = _floats("3f317218")[0]
 ROOT_HALF_BITS = np.int32(0x3F3504F3)
