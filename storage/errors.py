@@ -37,9 +37,22 @@ class Halted(VerbatimError):
 
 
 class Divergence(VerbatimError):
-    """A recomputed step or object differs from the recorded one."""
+    """A recomputed step or state differs from the recorded one. fields: of the ledger entry of `step`, where known."""
 
     exit_code = 10
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cause: str = "",
+        next_step: str = "",
+        step: int | None = None,
+        fields: tuple[str, ...] = (),
+        tensors: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, cause=cause, next_step=next_step)
+        self.step, self.fields, self.tensors = step, fields, tensors
 
 
 class InputFault(VerbatimError):

@@ -171,15 +171,17 @@ class Ledger:
         self._links.append(entry.digest())
 
 
-def check_same(recorded: Entry, found: Entry, detail: str = "") -> None:
+def check_same(recorded: Entry, found: Entry) -> None:
     """Raise Divergence, naming fields and both values, unless the two entries are equal."""
     if fields := differing_fields(recorded, found):
         values = ", ".join(f"{name} {getattr(found, name)} (recorded {getattr(recorded, name)})" for name in fields)
         raise Divergence(
             f"step {recorded.step} came out differently than the ledger records: entry {found.digest()}, "
-            f"recorded {recorded.digest()}: {values}{detail}",
+            f"recorded {recorded.digest()}: {values}",
             cause="another code, a faulty machine, or a ledger that was not made by this spec and mix",
             next_step="verbatim doctor, then audit this step on another machine",
+            step=recorded.step,
+            fields=fields,
         )
 
 

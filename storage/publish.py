@@ -17,13 +17,14 @@ from storage import checkpoint
 from storage.audit.keys import Key, verify_signature
 from storage.errors import InputFault, MissingObject, Refused
 from storage.ledger import HEADER_KEY, MAX_HEADER, Ledger
-from storage.records import Count, Digest, Record
+from storage.records import Count, Digest, Record, Signature
 from storage.run import Run, open_run
 from storage.store import Store, create_same, object_digest
 from storage.stream import Stream
 
 RELEASE_KEY = "RELEASE.json"
 MIX = "mix/"
+MANIFEST_KEY = "mix/manifest.json"
 MAX_RELEASE = 256 << 20
 PURPOSE = "release"
 RUN_FOLDERS = ("ledger/", "digests/", "checkpoints/", "objects/", "segments/", "probe/", "diagnostics/", "recipe.yaml")
@@ -53,7 +54,7 @@ class Release(Record):
     """A release, signed by the key that the ledger's header names."""
 
     body: ReleaseBody
-    signature: str
+    signature: Signature
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kernels import canonical
 from storage.errors import InputFault
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Bits = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]  # a float32, as the hex digits of its big-endian bits
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, Field(max_length=4096)]
@@ -36,7 +37,7 @@ class Record(BaseModel):
         try:
             record = cls.model_validate(canonical.loads(data))
         except canonical.NotCanonical as error:
-            raise fault(f"{where}: {error}", cause="the object was damaged or edited") from None
+            raise fault(f"{where}: {str(error)[:300]}", cause="the object was damaged or edited") from None
         except ValidationError as error:
             raise fault(f"{where}: {_first(error)}", cause="the object was damaged, edited or is another's") from None
         if record.canonical() != data:

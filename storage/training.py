@@ -195,7 +195,14 @@ class _Segment:
             recorded = self.run.ledger[done.entry.step]
             tensors = differing_tensors(self.run.store, recorded, done.digests)
             named = f"; differing tensors: {', '.join(tensors[:8])}" if tensors else ""
-            raise Divergence(error.message + named, cause=error.cause, next_step=error.next_step) from None
+            raise Divergence(
+                error.message + named,
+                cause=error.cause,
+                next_step=error.next_step,
+                step=error.step,
+                fields=error.fields,
+                tensors=tensors,
+            ) from None
 
     def _checkpoint(self) -> None:
         checkpoint.save(self.run.store, self.run.ledger, self.state)

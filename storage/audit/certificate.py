@@ -19,7 +19,7 @@ from storage.audit.keys import Key, verify_signature
 from storage.errors import CertificateFault
 from storage.ledger import Entry, Ledger
 from storage.provenance import Provenance
-from storage.records import Count, Digest, Record, Text
+from storage.records import Count, Digest, Record, Signature, Text
 from storage.store import Store
 
 MAX_CERTIFICATE = 1 << 16
@@ -42,7 +42,7 @@ class DrawReference(Record):
 
 
 class Body(Record):
-    """What is claimed. predecessor: digest of the entry before; recorded: of the ledger's entry; reproduced: what came out.
+    """What is claimed. predecessor: digest of the entry before; recorded: of the ledger's; reproduced: what came out.
 
     For the piece "initial" the predecessor is the run id, and recorded and reproduced are initial state roots.
     """
@@ -70,7 +70,7 @@ class Certificate(Record):
     """A body and the auditor's signature of it."""
 
     body: Body
-    signature: str
+    signature: Signature
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,13 @@ def _check_protocol(run: Run, state: SpikeState, entry: Entry) -> SpikeState:
     """The state of the spike protocol after this entry, from its gradient norm alone."""
     void = entry.grad_norm is None
     for name in ("loss", "z_loss", "gradient"):
-        _require(entry, f"{name} is null", getattr(entry, name) is None, void)
+        if (getattr(entry, name) is None) != void:
+            raise Divergence(
+                f"entry {entry.step}: {name} is {getattr(entry, name)}, but grad_norm is {entry.grad_norm}: "
+                "a step is void in all of them or in none",
+                step=entry.step,
+                fields=(name,),
+            )
     norm = None if entry.grad_norm is None else canonical.from_bits(entry.grad_norm)
     state, event, _ = spike.decide(run.spec.spike, state, entry.step, norm)
     _require(entry, "event", entry.event, event)
@@ -53,4 +59,6 @@ def _require(entry: Entry, field: str, found: Any, expected: Any) -> None:
             f"entry {entry.step}: {field} is {found}, but spec and mix demand {expected}",
             cause="the ledger was made by another program than its header says, or it was edited and linked anew",
             next_step="do not rely on this run; ask its publisher",
+            step=entry.step,
+            fields=(field,),
         )

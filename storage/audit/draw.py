@@ -127,7 +127,7 @@ def chosen(run: str, head: str, date: str, beacon: Beacon, among: int, count: in
 
 
 def _uniform(run: str, head: str, date: str, beacon: Beacon, below: int) -> Iterator[int]:
-    """Numbers 0 … below − 1 from a keyed digest in counter mode; a word beyond the last whole multiple is passed over."""
+    """Numbers 0 … below − 1 from a digest in counter mode; a word beyond the last whole multiple is passed over."""
     named = {"beacon": beacon.document(), "date": date, "head": head, "run": run}
     limit = 2**64 - 2**64 % below
     counter = 0

@@ -22,9 +22,9 @@ from storage.audit.verdict import Outcome, Verdict
 from storage.beside import differing_tensors
 from storage.engine import State
 from storage.errors import Divergence, InputFault, MachineFault, Refused
-from storage.ledger import Entry, differing_fields
+from storage.ledger import HEADER_KEY, Entry, differing_fields
 from storage.provenance import provenance
-from storage.publish import load_release
+from storage.publish import MANIFEST_KEY, load_release
 from storage.run import Run, open_release
 from storage.segment import now
 from storage.store import Store
@@ -75,7 +75,9 @@ def _judged(store: Store, piece: str, backend: str, report: Report, work: Callab
         report(AuditProgress("ledger", None, 0, 0, None))
         verdict = work(_open(store))
     except Divergence as error:
-        verdict = Verdict(Outcome.NO_MATCH, piece, str(error))
+        verdict = Verdict(
+            Outcome.NO_MATCH, piece, str(error), differs_at=error.step, fields=error.fields, tensors=error.tensors
+        )
     except MachineFault as error:
         verdict = Verdict(Outcome.MACHINE_FAULT, piece, str(error))
     except Refused as error:
@@ -86,11 +88,13 @@ def _judged(store: Store, piece: str, backend: str, report: Report, work: Callab
 
 
 def _open(store: Store) -> Run:
-    if not store.list():
-        raise Refused(f"{store.uri} is empty: there is nothing to compare with")
+    if not store.list(HEADER_KEY):
+        raise Refused(f"{store.uri} holds no run: there is nothing to compare with", next_step="check the address")
     run = open_release(store)
     engine.check_arithmetic(run.spec)
-    load_release(store, run.ledger)
+    release = load_release(store, run.ledger)
+    if listed := release.objects.get(MANIFEST_KEY):
+        store.read(MANIFEST_KEY, listed.digest)  # the mix root covers what the mix is, not where its rows lie
     check_entries(run)
     return run
 

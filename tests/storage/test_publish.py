@@ -1,0 +1,140 @@
+"""Publishing: complete, compared, signed; repeatable where it stopped; never over anything else."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.audit.keys import load_or_create_key
+from storage.errors import CheckpointFault, InputFault, LedgerFault, Refused
+from storage.ledger import part_key
+from storage.publish import RELEASE_KEY, PublishProgress, Release, check_objects, load_release, publish
+from storage.store import LocalStore, MemoryStore, object_digest
+from tests.storage import small
+from tests.storage.conftest import Small, flip
+
+
+def everything(store: LocalStore) -> dict[str, bytes]:
+    return {key: store.read(key) for key in store.list()}
+
+
+def test_complete_and_signed(made: Small, tmp_path: Path) -> None:
+    target, reports = LocalStore(tmp_path / "target"), list[PublishProgress]()
+    result = publish(made.store, made.mix, target, made.key, report=reports.append)
+    sources = everything(made.store) | {f"mix/{key}": made.mix.read(key) for key in made.mix.list()}
+    found = everything(target)
+    release = Release.parse(found.pop(RELEASE_KEY), RELEASE_KEY).body
+    assert found == sources
+    assert {key: (entry.digest, entry.size) for key, entry in release.objects.items()} == {
+        key: (object_digest(data), len(data)) for key, data in sources.items()
+    }
+    assert (release.steps, release.head) == (12, made.run().ledger.head)
+    assert release.trajectory_root == made.run().ledger.trajectory_root()
+    assert result.copied == len(sources) == len(reports) and result.size == reports[-1].bytes == reports[-1].of_bytes
+    assert load_release(target, made.run().ledger) == release
+    check_objects(target, release)
+
+
+def test_twice_is_once(made: Small) -> None:
+    before = everything(made.published)
+    assert publish(made.store, made.mix, made.published, made.key).copied == 0
+    made.train()  # leaves two more segment records
+    assert publish(made.store, made.mix, made.published, made.key).copied == 0
+    assert everything(made.published) == before
+
+
+def test_repeating_finds_what_was_damaged_since(made: Small) -> None:
+    flip(made.published.path("mix/tokenizer.json"), 30)
+    with pytest.raises(InputFault, match=r"mix/tokenizer.json has digest"):
+        publish(made.store, made.mix, made.published, made.key)
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 70])
+def test_killed_and_repeated(made: Small, tmp_path: Path, count: int) -> None:
+    target = LocalStore(tmp_path / "target")
+    child = os.fork()
+    if child == 0:
+        _die_after(made, target, count)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert RELEASE_KEY not in target.list()
+    publish(made.store, made.mix, target, made.key)
+    assert everything(target) == everything(made.published)
+
+
+def _die_after(made: Small, target: LocalStore, count: int) -> None:
+    real, left = os.link, count
+
+    def link(*arguments: Any, **options: Any) -> None:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        real(*arguments, **options)
+
+    os.link = link
+    publish(made.store, made.mix, target, made.key)
+    os._exit(0)
+
+
+def test_another_run_under_the_same_address_is_refused(made: Small, tmp_path: Path) -> None:
+    other = Small(tmp_path / "other")
+    small.begin(other.folder, other.store, other.mix, seed=8)
+    other.train()
+    before = everything(made.published)
+    with pytest.raises(Refused, match="nothing was written"):
+        publish(other.store, other.mix, made.published, other.key)
+    assert everything(made.published) == before
+    strange = MemoryStore(str(tmp_path))
+    strange.create("notes.txt", b"mine")
+    with pytest.raises(Refused):
+        publish(made.store, made.mix, strange, made.key)
+    assert strange.list() == ["notes.txt"]
+
+
+def test_a_release_never_changes(begun: Small) -> None:
+    begun.train(until=6)
+    publish(begun.store, begun.mix, begun.published, begun.key)
+    before = everything(begun.published)
+    begun.train()
+    with pytest.raises(Refused, match="the run went on after it was published"):
+        publish(begun.store, begun.mix, begun.published, begun.key)
+    assert everything(begun.published) == before
+
+
+def test_only_the_trainer_publishes(made: Small, tmp_path: Path) -> None:
+    other = load_or_create_key(tmp_path / "keys", "other")
+    with pytest.raises(Refused, match="is not the run's trainer"):
+        publish(made.store, made.mix, LocalStore(tmp_path / "target"), other)
+    assert not (tmp_path / "target").exists()
+
+
+def test_damage_is_found_before_it_is_published(made: Small, tmp_path: Path) -> None:
+    def refused(path: Path, position: int, error: type[InputFault]) -> None:
+        good = path.read_bytes()
+        flip(path, position)
+        with pytest.raises(error):
+            publish(made.store, made.mix, LocalStore(tmp_path / "target"), made.key)
+        assert not (tmp_path / "target" / RELEASE_KEY).exists()
+        path.write_bytes(good)
+
+    refused(made.store.path(part_key(4)), 100, LedgerFault)
+    refused(made.store.path("checkpoints/00000005.json"), 200, CheckpointFault)
+    refused(next(path for path in (made.store.root / "objects").iterdir()), 40, InputFault)
+
+
+class Lossy(MemoryStore):
+    """A store that keeps the length of what it is given, but not the middle."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.startswith("objects/"):
+            data = data[:100] + bytes(len(data) - 200) + data[-100:]
+        return super().create(key, data)
+
+
+def test_blocks_of_zeros_at_the_right_size_are_found(made: Small, tmp_path: Path) -> None:
+    target = Lossy(str(tmp_path))
+    with pytest.raises(InputFault, match="does not read back as it was written"):
+        publish(made.store, made.mix, target, made.key)
+    assert RELEASE_KEY not in target.list()
