@@ -16,7 +16,7 @@ FOLDERS = ("kernels", "model")
 
 # Everything by which NumPy, torch, Python or an array method adds up elements.
 REDUCTIONS = {
-    *("sum", "nansum", "fsum", "sumprod", "mean", "nanmean", "fmean", "average", "cumsum", "cumulative_sum", "prod"),
+    *("sum", "nansum", "fsum", "sumprod", "mean", "nanmean", "fmean", "average", "cumsum", "cumulative_sum"),
     *("var", "std", "norm", "trace", "logsumexp", "softmax", "log_softmax", "logcumsumexp", "cross_entropy"),
     *("dot", "vdot", "vecdot", "inner", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "addbmm", "einsum"),
     *("tensordot", "linear", "bilinear", "convolve", "correlate", "conv1d", "conv2d", "multi_dot", "matrix_power"),
@@ -29,6 +29,8 @@ INTEGER_DTYPES = {"np.int64", "np.int32", "torch.int64", "torch.int32"}
 # (file, function, what): why the order of the additions cannot matter there.
 SITES = {
     ("kernels/reference/products.py", "integer_product", "@"): "int8 codes in float64: every partial sum is below 2^53",
+    ("kernels/cpu/products.py", "_float32", "np.matmul"): "codes in slices of 1,024 terms: every partial sum is below 2^24",
+    ("kernels/cpu/products.py", "exact", "@"): "the probe's own truth, in float64 below 2^53",
     ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
     ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
 }

@@ -1,0 +1,26 @@
+"""The environment changes speed and silence only, and Numba's cache follows the kernels' sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flows import environment
+
+
+def test_importing_flows_sets_the_environment() -> None:
+    for name in environment.variables():
+        assert os.environ[name], name
+    assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert os.environ["DO_NOT_TRACK"] == "1"
+
+
+def test_the_cache_folder_changes_with_any_source_of_the_kernels(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "b.py").write_text("y = 1\n")
+    first = environment.kernels_digest(tmp_path)
+    assert environment.kernels_digest(tmp_path) == first
+    (tmp_path / "b.py").write_text("y = 2\n")
+    changed = environment.kernels_digest(tmp_path)
+    (tmp_path / "b.py").rename(tmp_path / "c.py")
+    assert len({first, changed, environment.kernels_digest(tmp_path)}) == 3

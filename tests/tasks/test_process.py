@@ -1,0 +1,118 @@
+"""Children end when they should: with their parent, on cancellation with their whole group, and with their exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import leash, process
+from tasks.process import ChildFailed, ChildKilled
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the children's import path; write modules for them there."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT))))
+    return tmp_path
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    """Whether the process ends within this time (a zombie has ended)."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def wait_for(path: Path) -> int:
+    """The process id that a child writes to `path`."""
+    limit = time.monotonic() + 20
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < limit, f"no {path}"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def test_events_arrive_in_order_and_stray_prints_do_not(child: Path) -> None:
+    (child / "talker.py").write_text(
+        "from tasks.process import emit, reporting\n"
+        "with reporting() as request:\n"
+        "    print('a library prints this')\n"
+        "    emit('step', number=1)\n"
+        "    emit('step', number=2)\n"
+        "    emit('result', doubled=2 * request['n'])\n"
+    )
+    seen: list[process.Event] = []
+    assert process.run("talker", {"n": 21}, seen.append)["doubled"] == 42
+    assert [event.get("number") for event in seen] == [1, 2, None]
+
+
+def test_an_error_keeps_its_message_and_exit_code(child: Path) -> None:
+    (child / "refuser.py").write_text(
+        "from storage.errors import Refused\nfrom tasks.process import reporting\n"
+        "with reporting():\n    raise Refused('nothing to compare with')\n"
+    )
+    with pytest.raises(ChildFailed, match="nothing to compare with") as caught:
+        process.run("refuser", {})
+    assert caught.value.exit_code == 13
+
+
+def test_a_killed_child_is_told_apart_from_a_failed_one(child: Path) -> None:
+    (child / "victim.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with pytest.raises(ChildKilled, match="SIGKILL"):
+        process.run("victim", {})
+
+
+def test_an_interruption_ends_the_whole_group(child: Path) -> None:
+    (child / "parent.py").write_text(
+        "import subprocess, sys\nfrom tasks.process import emit, reporting\n"
+        "with reporting() as request:\n"
+        "    grandchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
+        "    open(request['pid'], 'w').write(str(grandchild.pid))\n"
+        "    emit('step')\n"
+        "    grandchild.wait()\n"
+    )
+
+    def interrupt(event: process.Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run("parent", {"pid": str(child / "pid")}, interrupt)
+    assert gone(wait_for(child / "pid"))
+
+
+def test_a_child_ends_when_its_parent_is_killed(child: Path) -> None:
+    (child / "sleeper.py").write_text(
+        f"import os, time\nopen({str(child / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
+    )
+    starter = "import subprocess, time\nfrom tasks import leash\n"
+    starter += "held = leash.start('sleeper', [], subprocess.DEVNULL, None)\ntime.sleep(100)\n"
+    parent = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT)
+    pid = wait_for(child / "pid")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert gone(pid)
+
+
+def test_stop_uses_force_where_asking_does_not_help(child: Path) -> None:
+    (child / "stubborn.py").write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(child / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
+    )
+    started = leash.start("stubborn", [], subprocess.DEVNULL, None)
+    pid = wait_for(child / "pid")
+    assert leash.stop(started, patience=0.5) == -signal.SIGKILL
+    assert gone(pid)
