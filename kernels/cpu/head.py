@@ -1,8 +1,8 @@
 """The output head: logits, cross-entropy with z-loss, and their gradients, in chunks of tokens.
 
-One chunk's logits exist at a time and are made again for the second sweep: recomputed floats are the same bits, and
-what joins across chunks is integer: losses, column maxima on bits, and the int32 products of the weight gradient, whose
-terms may be added in any grouping.
+A large vocabulary's logits exist one chunk at a time and are made again for the second sweep: recomputed floats are the
+same bits. What joins across chunks is integer: losses, column maxima on bits, and the int32 products of the weight
+gradient, whose terms may be added in any grouping.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from kernels.cpu.linear import (
     chunks,
     column_scales,
     high_scale,
-    store_transposed,
     transposed,
     two_products,
     value_row,
@@ -34,7 +33,6 @@ from kernels.cpu.numeric import (
     PARALLEL,
     bf16,
     checked_top,
-    choose,
     code_of,
     exp2,
     f32_of_i8,
@@ -43,19 +41,23 @@ from kernels.cpu.numeric import (
     fixed_point,
     fixed_point_bad,
     from_bits,
+    high_of,
+    i8_of_i32,
     i64_of_f32,
     key_bits,
     largest,
     log2,
+    low_of,
     magnitude,
     order_key,
     rint,
     store_codes,
 )
-from kernels.cpu.products import scratch
+from kernels.cpu.products import multiply, scratch
 from kernels.interface import LSE2_BITS, Rows, Weight
 
-CHUNK_LOGITS = 1 << 21  # logits of a chunk of tokens, which bounds the working memory
+CHUNK_LOGITS, CHUNK_TOKENS = 1 << 21, 64  # logits of a chunk, and its tokens at least
+HELD_LOGITS = 1 << 25  # logits of a unit that are kept from sweep to sweep, 128 MiB
 MASS_BITS = np.float32(40)
 MASS_UNIT = np.float32(2.0**40)
 LSE2_UNIT, LSE2_LIMIT = np.float32(2.0**LSE2_BITS), np.float32(2.0**31)
@@ -63,10 +65,8 @@ LOWEST = np.int32(-(2**31))
 
 
 class Tokens(NamedTuple):
-    """What the first sweep learns about each token: enough to make its gradient again from its logits."""
+    """What the first sweep learns about each token."""
 
-    live: np.ndarray  # bool: its logits are finite and not all zero
-    peak: np.ndarray  # f32, the largest logit
     inverse: np.ndarray  # f32, 2⁴⁰ ÷ the sum of exponentials in units of 2⁻⁴⁰
     factor: np.ndarray  # f32, 1 + 2z·lse
     nll: np.ndarray  # i64, units of 2⁻²⁴
@@ -77,7 +77,7 @@ def head(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[int
     """(Σ rint(nll·2²⁴), Σ rint(lse²·2²⁰)) over the unit's tokens, for targets i64[T]."""
     tokens = _tokens(len(targets))
     for span in _spans(x, w):
-        _first_sweep(x, w, targets, np.float32(0), span, tokens, flag)
+        _first_sweep(x, w, targets, np.float32(0), span, tokens, _room(span, w), flag)
     return int(tokens.nll.sum()), int(tokens.lse2.sum())
 
 
@@ -89,64 +89,74 @@ def head_backward(
     t = p·(1 + 2z·lse). dX contracts t·s_w, quantised by token, minus the target's row; dW contracts t·s_x, quantised by
     row over the unit's tokens, with the high slice of X, minus X at the target's row.
     """
-    tokens = _tokens(len(targets))
+    two_z = np.float32(two_z)
+    tokens, spans = _tokens(len(targets)), _spans(x, w)
     dx = np.empty(x.hi.shape, np.uint16)
     hi_scale = high_scale(x)
     top = np.zeros(len(w.scale), np.int32)
-    for span in _spans(x, w):
-        logits = _first_sweep(x, w, targets, np.float32(two_z), span, tokens, flag)
-        _input_gradient(logits, w, targets[span], hi_scale[span], _cut(tokens, span), top, dx[span], flag)
-    _weight_gradient(x, w, hi_scale, tokens, top, sums, flag)
-    low = x.hi if x.lo is None else x.lo
-    slices = 1 if x.lo is None else 2
+    held = len(targets) * len(w.scale) <= HELD_LOGITS
+    whole = _room(slice(0, len(targets)), w) if held else None
+    for span in spans:
+        e = _room(span, w) if whole is None else whole[span]
+        _first_sweep(x, w, targets, two_z, span, tokens, e, flag)
+        _input_gradient(e, w, targets[span], hi_scale[span], _cut(tokens, span), top, dx[span], flag)
+    total = _WeightTotal(top, x.hi.shape[1], flag)
+    for span in spans:
+        e = _room(span, w) if whole is None else whole[span]
+        if whole is None:
+            _first_sweep(x, w, targets, two_z, span, tokens, e, flag)
+        total.add(e, x.hi[span], hi_scale[span], _cut(tokens, span))
+    add_gradient(total.high, total.low, 2, total.scale, sums, flag)
+    low, slices = (x.hi, 1) if x.lo is None else (x.lo, 2)
     _subtract_targets(x.hi, low, slices, x.scale, targets, np.float32(len(targets)), sums, flag)
     return int(tokens.nll.sum()), int(tokens.lse2.sum()), dx
 
 
 def _spans(x: Rows, w: Weight) -> list[slice]:
-    return chunks(len(x.scale), min(max(CHUNK_LOGITS // len(w.scale), 64), 1024))
+    return chunks(len(x.scale), max(CHUNK_TOKENS, CHUNK_LOGITS // len(w.scale)))
+
+
+def _room(span: slice, w: Weight) -> np.ndarray:
+    """Scratch for the logits, later exponentials, of some tokens: f32[span, V]."""
+    return scratch("logits", (span.stop - span.start, len(w.scale)), np.float32)
 
 
 def _tokens(count: int) -> Tokens:
-    f32s = [np.empty(count, np.float32) for _ in range(3)]
-    return Tokens(np.empty(count, np.bool_), *f32s, np.empty(count, np.int64), np.empty(count, np.int64))
+    return Tokens(*(np.empty(count, dtype) for dtype in (np.float32, np.float32, np.int64, np.int64)))
 
 
 def _cut(tokens: Tokens, span: slice) -> Tokens:
     return Tokens(*(field[span] for field in tokens))
 
 
-def _logits(x: Rows, w: Weight, span: slice) -> tuple[np.ndarray, np.ndarray]:
-    return two_products("logits", x.hi[span], None if x.lo is None else x.lo[span], transposed(w))
-
-
 def _first_sweep(
-    x: Rows, w: Weight, targets: np.ndarray, two_z: np.float32, span: slice, tokens: Tokens, flag: np.ndarray
-) -> np.ndarray:
-    """Fill in the tokens of a chunk; returns exp2((logit − peak)·log₂e) f32[chunk, V] in a scratch array."""
-    high, low = _logits(x, w, span)
-    e = scratch("logits", high.shape, np.float32)
+    x: Rows,
+    w: Weight,
+    targets: np.ndarray,
+    two_z: np.float32,
+    span: slice,
+    tokens: Tokens,
+    e: np.ndarray,
+    flag: np.ndarray,
+) -> None:
+    """Fill in the tokens of a chunk, and e f32[chunk, V] = exp2((logit − peak)·log₂e)."""
+    high, low = two_products("logits", x.hi[span], None if x.lo is None else x.lo[span], transposed(w))
     slices = 1 if x.lo is None else 2
     terms = np.float32(len(targets))
     # One by one: Numba silently drops what a parallel loop writes to arrays inside a tuple.
     _losses(high, low, slices, x.scale[span], w.scale, targets[span], two_z, terms, *_cut(tokens, span), e, flag)
-    return e
 
 
 @njit(**PARALLEL)
-def _losses(
-    high, low, slices, row_scale, column_scale, targets, two_z, terms, live, peak, inverse, factor, nll, lse2, e, flag
-):
+def _losses(high, low, slices, row_scale, column_scale, targets, two_z, terms, inverse, factor, nll, lse2, e, flag):
     for t in prange(e.shape[0]):
         row = e[t]
         value_row(high[t], low[t], slices, row)
-        live[t] = checked_top(_scale_logits(row, row_scale[t], column_scale), flag) > 0
-        if not live[t]:
+        if checked_top(_scale_logits(row, row_scale[t], column_scale), flag) == 0:
             row[:] = F0
-        peak[t] = _peak(row)
-        target = row[targets[t]]
-        z = f32_of_i64(_exponentials(row, peak[t]))
-        lse = peak[t] + (log2(z) - MASS_BITS) * LN_2
+        peak, target = _peak(row), row[targets[t]]
+        z = f32_of_i64(_exponentials(row, peak))
+        lse = peak + (log2(z) - MASS_BITS) * LN_2
         loss, square = lse - target, lse * lse
         nll[t] = fixed_point(loss, GRADIENT_UNIT, terms, SUM_LIMIT)
         lse2[t] = fixed_point(square, LSE2_UNIT, terms, LSE2_LIMIT)
@@ -209,22 +219,23 @@ def _input_gradient(
 
 @njit(**PARALLEL)
 def _token_codes(e, inverse, factor, weight_scale, hi_scale, hi, lo, scale, tops, flag):
-    rows = e.shape[0]
+    rows, width = e.shape
     for block in prange(tops.shape[0]):
         tops[block, :] = I0
+        work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
-            top = _gradient_row(e[t], inverse[t], factor[t], weight_scale, hi_scale[t], tops[block])
-            scale[t] = store_codes(e[t], checked_top(top, flag), 2, hi[t], lo[t])
+            top = _gradient_row(e[t], inverse[t], factor[t], weight_scale, hi_scale[t], work, tops[block])
+            scale[t] = store_codes(work, checked_top(top, flag), 2, hi[t], lo[t])
 
 
 @njit(**OPTIONS)
-def _gradient_row(e, inverse, factor, weight_scale, hi_scale, tops):
-    """e := t·s_w, whose largest magnitude is returned; tops takes in the magnitudes of t·s_x."""
+def _gradient_row(e, inverse, factor, weight_scale, hi_scale, out, tops):
+    """out = t·s_w, whose largest magnitude is returned; tops takes in the magnitudes of t·s_x."""
     top = I0
     for j in range(e.size):
         t = (e[j] * inverse) * factor
         scaled = t * weight_scale[j]
-        e[j] = scaled
+        out[j] = scaled
         top = largest(top, magnitude(scaled))
         tops[j] = largest(tops[j], magnitude(t * hi_scale))
     return top
@@ -243,62 +254,37 @@ def _subtract_target_row(high, low, scale, w, weight_scale, dx):
         dx[j] = bf16(x - f32_of_i8(w[j]) * weight_scale)
 
 
-def _weight_gradient(
-    x: Rows, w: Weight, hi_scale: np.ndarray, tokens: Tokens, top: np.ndarray, sums: np.ndarray, flag: np.ndarray
-) -> None:
-    """The second sweep: the softmax's part of the weight gradient, its products added over chunks as integers."""
-    scale, inverse = column_scales(top, 2, flag)
-    high, low = (scratch(f"head dw {name}", sums.shape, np.int32) for name in ("high", "low"))
-    high[...], low[...] = 0, 0
-    slices = 1 if x.lo is None else 2
-    for span in _spans(x, w):
-        product, product_low = _logits(x, w, span)
-        hi, lo = (scratch(f"row {name} codes", product.shape[::-1], np.int8) for name in ("high", "low"))
-        scales = (x.scale[span], w.scale, hi_scale[span])
-        _row_codes(product, product_low, slices, *scales, *_cut(tokens, span)[:4], inverse, hi, lo)
-        part, part_low = two_products("head dw part", hi, lo, x.hi[span])
-        _add(high, low, part, part_low)
-    add_gradient(high, low, 2, scale, sums, flag)
+class _WeightTotal:
+    """The softmax's part of dWᵀ, int32[D, V] for each slice, added up over chunks of tokens."""
+
+    def __init__(self, top: np.ndarray, width: int, flag: np.ndarray) -> None:
+        self.scale, self.inverse = column_scales(top, 2, flag)
+        self.high, self.low = (scratch(f"head dw {name}", (width, len(top)), np.int32) for name in ("high", "low"))
+        self.high[...], self.low[...] = 0, 0
+
+    def add(self, e: np.ndarray, x: np.ndarray, hi_scale: np.ndarray, tokens: Tokens) -> None:
+        """Contract a chunk's t·s_x, quantised by columns, with X's high slice int8[chunk, D]."""
+        hi, lo = scratch("logit codes", e.shape, np.int8), scratch("logit low codes", e.shape, np.int8)
+        _column_codes(e, tokens.inverse, tokens.factor, hi_scale, self.inverse, hi, lo)
+        turned = np.ascontiguousarray(x.T)
+        part = scratch("head dw part", self.high.shape, np.int32)
+        for codes, total in ((hi, self.high), (lo, self.low)):
+            multiply(turned, codes, part)
+            np.add(total, part, out=total)
 
 
 @njit(**PARALLEL)
-def _row_codes(high, low, slices, row_scale, column_scale, hi_scale, live, peak, mass_inverse, factor, inverse, hi, lo):
-    rows, width = high.shape
-    for block in prange((width + BLOCK - 1) // BLOCK):
-        first, last = block * BLOCK, min(width, (block + 1) * BLOCK)
-        part = slice(first, last)
-        codes, work = np.empty((BLOCK, BLOCK), np.int32), np.empty(last - first, np.float32)
-        for start in range(0, rows, BLOCK):
-            stop = min(rows, start + BLOCK)
-            for t in range(start, stop):
-                value_row(high[t, part], low[t, part], slices, work)
-                _logits_row(work, row_scale[t], column_scale[part], live[t])
-                factors = (peak[t], mass_inverse[t], factor[t], hi_scale[t])
-                _codes_row(work, factors, inverse[part], codes[t - start])
-            store_transposed(codes, first, last, start, stop, 2, hi, lo)
+def _column_codes(e, mass_inverse, factor, hi_scale, inverse, hi, lo):
+    for t in prange(e.shape[0]):
+        _column_codes_row(e[t], mass_inverse[t], factor[t], hi_scale[t], inverse, hi[t], lo[t])
 
 
 @njit(**OPTIONS)
-def _logits_row(row, row_scale, column_scale, live):
-    """row := (row · s_x)·s_w, or zeros for a row that is not live."""
-    for j in range(row.size):
-        row[j] = choose(live, (row[j] * row_scale) * column_scale[j], F0)
-
-
-@njit(**OPTIONS)
-def _codes_row(logits, factors, inverse, codes):
-    peak, mass_inverse, factor, hi_scale = factors
-    for j in range(logits.size):
-        e = exp2((logits[j] - peak) * LOG2_E)
-        codes[j] = code_of(((e * mass_inverse) * factor) * hi_scale, inverse[j])
-
-
-@njit(**PARALLEL)
-def _add(high, low, part, part_low):
-    for i in prange(high.shape[0]):
-        for j in range(high.shape[1]):
-            high[i, j] += part[i, j]
-            low[i, j] += part_low[i, j]
+def _column_codes_row(e, mass_inverse, factor, hi_scale, inverse, hi, lo):
+    for j in range(e.size):
+        code = code_of(((e[j] * mass_inverse) * factor) * hi_scale, inverse[j])
+        hi[j] = i8_of_i32(high_of(code))
+        lo[j] = i8_of_i32(low_of(code))
 
 
 @njit(**PARALLEL)

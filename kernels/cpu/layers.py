@@ -28,7 +28,7 @@ from kernels.cpu.numeric import (
 )
 from kernels.interface import Rope, Rows
 
-BLOCK = 64  # rows, or columns, that one thread takes at a time
+BLOCK = 32  # rows, or columns, that one thread takes at a time
 GRADIENT_UNIT = np.float32(2.0**24)
 SUM_LIMIT = np.float32(2.0**27)
 

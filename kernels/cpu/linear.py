@@ -35,10 +35,11 @@ from kernels.cpu.numeric import (
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Part, Rows, Weight
 
-CHUNK = 512  # tokens: the int32 product of a chunk stays in the cache
+CHUNK = 512  # tokens at least, more where a product is narrow: its int32 result stays in the cache
+CHUNK_VALUES = CHUNK * 1024
 
 
-def chunks(tokens: int, size: int = CHUNK) -> list[slice]:
+def chunks(tokens: int, size: int) -> list[slice]:
     """Consecutive spans of at most `size` tokens."""
     return [slice(first, min(first + size, tokens)) for first in range(0, tokens, size)]
 
@@ -80,7 +81,7 @@ def _project(x: Rows, w: Weight, residual: np.ndarray | None) -> np.ndarray:
     out = np.empty((len(x.scale), len(w.scale)), np.uint16)
     right = transposed(w)
     slices = 1 if x.lo is None else 2
-    for span in chunks(len(out)):
+    for span in chunks(len(out), max(CHUNK, CHUNK_VALUES // out.shape[1])):
         high, low = two_products("project", x.hi[span], None if x.lo is None else x.lo[span], right)
         other = out[span] if residual is None else residual[span]
         _project_rows(high, low, slices, x.scale[span], w.scale, other, residual is not None, out[span])
@@ -116,13 +117,15 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndar
     out = np.empty(x.hi.shape, np.uint16)
     hi_scale = high_scale(x)
     tops = [np.zeros(len(part.weight.scale), np.int32) for part in parts]
-    for span in chunks(len(out)):
+    widest = max(x.hi.shape[1], *(len(top) for top in tops))
+    for span in chunks(len(out), max(CHUNK, CHUNK_VALUES // widest)):
         dx = scratch("dx", out[span].shape, np.float32)
         for number, part in enumerate(parts):
             _add_input_gradient(part, span, hi_scale[span], slices, tops[number], number == 0, dx, flag)
         _store(dx, out[span])
+    turned = np.ascontiguousarray(x.hi.T)
     for number, part in enumerate(parts):
-        _add_weight_gradient(x.hi, part, hi_scale, slices, tops[number], flag)
+        _add_weight_gradient(turned, part, hi_scale, slices, tops[number], flag)
     return out
 
 
@@ -206,15 +209,18 @@ def _store(x, out):
 
 
 def _add_weight_gradient(
-    x: np.ndarray, part: Part, hi_scale: np.ndarray, slices: int, top: np.ndarray, flag: np.ndarray
+    turned: np.ndarray, part: Part, hi_scale: np.ndarray, slices: int, top: np.ndarray, flag: np.ndarray
 ) -> None:
-    """sums += rint(dW·2²⁴) from the columns of dY·scale_x with these maxima (as bits)."""
-    shape = part.dy.shape[::-1]
-    hi = scratch("channel codes", shape, np.int8)
-    lo = scratch("channel low codes", shape, np.int8) if slices == 2 else None
+    """sums += rint(dW·2²⁴) from the columns of dY·scale_x with these maxima (as bits), and X's codes int8[I, T].
+
+    The product is dWᵀ: then the large operand, the codes of dY, is wanted as it lies.
+    """
+    hi = scratch("channel codes", part.dy.shape, np.int8)
+    lo = scratch("channel low codes", part.dy.shape, np.int8) if slices == 2 else None
     scale, inverse = column_scales(top, slices, flag)
     _channel_codes(part.dy, hi_scale, inverse, slices, hi, hi if lo is None else lo)
-    high, low = two_products("dw", hi, lo, x)
+    high = multiply(turned, hi, scratch("dw high", (len(turned), len(top)), np.int32))
+    low = high if lo is None else multiply(turned, lo, scratch("dw low", high.shape, np.int32))
     add_gradient(high, low, slices, scale, part.sums, flag)
 
 
@@ -234,47 +240,44 @@ def _column_scales(tops, slices, scale, inverse, flag):
 
 @njit(**PARALLEL)
 def _channel_codes(dy, hi_scale, inverse, slices, hi, lo):
-    rows, width = dy.shape
-    for block in prange((width + BLOCK - 1) // BLOCK):
-        first, last = block * BLOCK, min(width, (block + 1) * BLOCK)
-        codes = np.empty((BLOCK, BLOCK), np.int32)
-        for start in range(0, rows, BLOCK):
-            stop = min(rows, start + BLOCK)
-            for t in range(start, stop):
-                _codes_row(dy[t, first:last], hi_scale[t], inverse[first:last], codes[t - start])
-            store_transposed(codes, first, last, start, stop, slices, hi, lo)
+    for t in prange(dy.shape[0]):
+        _channel_row(dy[t], hi_scale[t], inverse, slices, hi[t], lo[t])
 
 
 @njit(**OPTIONS)
-def _codes_row(dy, hi_scale, inverse, codes):
-    for j in range(dy.size):
-        codes[j] = code_of(f32_of_bf16(dy[j]) * hi_scale, inverse[j])
-
-
-@njit(**OPTIONS)
-def store_transposed(codes, first, last, start, stop, slices, hi, lo):
-    """Columns `first … last` of a tile of codes i32 (rows are tokens `start … stop`) become rows of hi and lo."""
-    for j in range(last - first):
-        row = hi[first + j, start:stop]
-        if slices == 1:
-            for t in range(row.size):
-                row[t] = i8_of_i32(codes[t, j])
-        else:
-            low = lo[first + j, start:stop]
-            for t in range(row.size):
-                row[t] = i8_of_i32(high_of(codes[t, j]))
-                low[t] = i8_of_i32(low_of(codes[t, j]))
+def _channel_row(dy, hi_scale, inverse, slices, hi, lo):
+    if slices == 1:
+        for j in range(dy.size):
+            hi[j] = i8_of_i32(code_of(f32_of_bf16(dy[j]) * hi_scale, inverse[j]))
+    else:
+        for j in range(dy.size):
+            code = code_of(f32_of_bf16(dy[j]) * hi_scale, inverse[j])
+            hi[j] = i8_of_i32(high_of(code))
+            lo[j] = i8_of_i32(low_of(code))
 
 
 @njit(**PARALLEL)
 def add_gradient(high, low, slices, scale, sums, flag):
-    """sums i64 += rint(value·scale·2²⁴), row by row; a value of 2²⁷ or more raises the flag and counts as 0."""
+    """sums i64[O, I] += rint(value·scale·2²⁴) of dWᵀ int32[I, O]; 2²⁷ or more raises the flag and counts as 0."""
     rows, width = sums.shape
     for block in prange((rows + BLOCK - 1) // BLOCK):
+        first, last = block * BLOCK, min(rows, (block + 1) * BLOCK)
         work = np.empty(width, np.float32)
-        for o in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
-            value_row(high[o], low[o], slices, work)
+        high_rows, low_rows = np.empty((BLOCK, width), np.int32), np.empty((BLOCK, width), np.int32)
+        _turn(high, first, last, high_rows)
+        if slices == 2:
+            _turn(low, first, last, low_rows)
+        for o in range(first, last):
+            value_row(high_rows[o - first], low_rows[o - first], slices, work)
             _add_row(work, scale[o], sums[o], flag)
+
+
+@njit(**OPTIONS)
+def _turn(source, first, last, out):
+    """Columns first … last of the source become rows of `out`."""
+    for i in range(source.shape[0]):
+        for j in range(first, last):
+            out[j - first, i] = source[i, j]
 
 
 @njit(**OPTIONS)
