@@ -69,6 +69,10 @@ class LedgerFault(InputFault):
     """The ledger is not one unbroken chain: an entry is changed, missing, double, out of order or cut off."""
 
 
+class WindowFault(InputFault):
+    """A window of the stream is not the one that the mix root covers."""
+
+
 class CheckpointFault(InputFault):
     """A checkpoint does not hold the state that the ledger names."""
 

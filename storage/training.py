@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from storage import checkpoint, engine, figures, segment
 from storage.advance import Advanced, advance
 from storage.beside import differing_tensors, save_digests
 from storage.engine import State
-from storage.errors import Divergence, Halted, UsageError
+from storage.errors import Divergence, Halted, StorageError, UsageError
 from storage.provenance import provenance
 from storage.run import Run
 from storage.segment import Outcome
@@ -88,7 +88,8 @@ def train_segment(
     except BaseException as error:
         kind: Outcome = "halted" if isinstance(error, Halted) else "failed"
         kind = "diverged" if isinstance(error, Divergence) else kind
-        segment.end(run.store, record, work.done, len(work.validated), kind, str(error) or type(error).__name__)
+        with suppress(StorageError):  # a full disk must not hide what was wrong first
+            segment.end(run.store, record, work.done, len(work.validated), kind, str(error) or type(error).__name__)
         raise
     segment.end(run.store, record, work.done, len(work.validated), outcome)
     seconds = time.monotonic() - began

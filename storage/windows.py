@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from kernels.digest import digest
 from storage.corpus.manifest import Manifest, Shard, StoredFile, Windows, stored
-from storage.errors import InputFault
+from storage.errors import InputFault, WindowFault
 from storage.store import Store
 
 LEAF = 32  # bytes
@@ -102,7 +102,7 @@ class WindowReader:
         for i in range(count):
             found, expected = leaf(data[i * size : (i + 1) * size]), self._leaf(shard, first + i)
             if found != expected:
-                raise InputFault(
+                raise WindowFault(
                     f"{self._store.uri}: {self._base}{key}: window {first + i} of shard {shard} "
                     f"(window {shard * self._shard_windows + first + i} of this source) has leaf {found.hex()}, "
                     f"expected {expected.hex()}",
@@ -121,7 +121,7 @@ class WindowReader:
         data = self._store.read(self._base + key, limit=entry.windows * LEAF)
         found = digest(data, "shard")
         if found != entry.digest:
-            raise InputFault(
+            raise WindowFault(
                 f"{self._store.uri}: {self._base}{key} has digest {found}, expected {entry.digest}",
                 cause="the leaves of this shard were damaged or changed after it was prepared",
                 next_step="fetch this file again, or prepare the mix again in an empty folder",

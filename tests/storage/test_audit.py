@@ -178,7 +178,7 @@ def test_flipped_bit_in_a_window(made: Small, auditor: Key) -> None:
     wrong = [verdict for verdict in verdicts if verdict.outcome is not Outcome.MATCH]
     assert wrong
     for verdict in wrong:
-        faulty(verdict, "InputFault", "mix/windows/", "window ", "leaf")
+        faulty(verdict, "WindowFault", "mix/windows/", "window ", "leaf")
 
 
 def test_flipped_bit_in_the_manifest_or_release(made: Small, auditor: Key) -> None:

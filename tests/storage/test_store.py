@@ -1,5 +1,6 @@
 """The store: whole or absent, never overwritten, no way out of its folder."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -109,13 +110,17 @@ def test_links_are_refused(tmp_path: Path) -> None:
         store.create("folder/new", b"x")
     assert not store.create("file", b"x")
     assert (outside / "secret").read_bytes() == b"secret" and len(list(outside.iterdir())) == 1
-    assert store.list() == ["real/a"]
+    assert store.list() == ["real/a"] and store.list("folder/") == []
 
 
-def test_leftovers_are_invisible(tmp_path: Path) -> None:
+def test_leftovers_are_invisible_and_swept_unless_their_writer_lives(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    (tmp_path / ".tmp-1-abc").write_bytes(b"half")
-    assert store.list() == []
+    dead, alive = tmp_path / ".tmp-1-abc", tmp_path / ".tmp-2-abc"
+    dead.write_bytes(b"half")
+    with alive.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert store.list() == [] and store.create("a", b"x")
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp-2-abc", "a"]
 
 
 def _race(root: Path, start: "multiprocessing.synchronize.Event", results: "multiprocessing.Queue[int]") -> None:
@@ -145,7 +150,7 @@ def _python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 KILLED = """
     import os, signal, sys
-    import storage.store as module
+    import storage.local as module
     call = sys.argv[2]
     where, name = (module, call) if call.startswith("_") else (module.os, call)
     original, left = getattr(where, name), int(sys.argv[3])
@@ -180,7 +185,7 @@ def test_killed_anywhere_whole_or_absent(tmp_path: Path, call: str, count: int) 
 FULL = """
     import resource, sys
     from storage.errors import VerbatimError
-    from storage.store import LocalStore, Path
+    from storage.local import LocalStore, Path
     import signal
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if sys.argv[2] != "0":
