@@ -55,6 +55,12 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
     path.write_bytes(data)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process needs no fsync to be survived, only a dead machine does; the store's own tests keep it."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
+
 @pytest.fixture
 def stand_in() -> Iterator[None]:
     with small.stand_in():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from kernels import canonical
 from storage import checkpoint, engine
 from storage.audit.keys import load_or_create_key
 from storage.beside import digests_key, load_digests
-from storage.errors import Divergence, Halted, InputFault, LedgerFault, Refused, UsageError, VerbatimError
+from storage.errors import Divergence, Halted, InputFault, LedgerFault, Refused, StorageError, UsageError, VerbatimError
 from storage.figures import Probe, ZeroWatch, probe_key
 from storage.ledger import Entry, part_key
 from storage.run import RECIPE_KEY, create_run
@@ -256,3 +257,23 @@ def test_entry_holds_every_figure_of_the_step(made: Small) -> None:
     entry = made.run().ledger[9]
     assert entry == Entry.parse(entry.canonical(), "entry")
     assert (entry.step, entry.windows, entry.first_window, entry.tokens) == (9, 3, 19, 22 * small.SEQ_LEN)
+
+
+def test_disk_that_fills_up_and_gets_room_again(begun: Small, made: Small) -> None:
+    folder = begun.folder / "run"
+    kept = {key: begun.store.read(key) for key in begun.store.list()}
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no permission to mount a small tmpfs; tests of the store take the same path by a file-size limit")
+    try:
+        for key, data in kept.items():
+            begun.store.create(key, data)
+        with pytest.raises(StorageError, match="No space left on device; nothing half-written is left") as caught:
+            begun.train()
+        assert caught.value.exit_code == 1 and "free some space" in str(caught.value)
+        assert not list(folder.rglob(".tmp-*"))
+        subprocess.run(["mount", "-o", "remount,size=16m", str(folder)], check=True)
+        begun.train()
+        assert _lasting(begun) == _lasting(made)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
