@@ -114,5 +114,3 @@ def test_beacon_file(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(InputFault):
         read_beacon(path)
-
-
