@@ -1,8 +1,8 @@
 """What the compiler made of a Numba kernel: doubles, contracted or reordered sums, sums of floats over an index.
 
 The text looked at is the optimised LLVM IR of a sequential compilation (loops over threads become loops), with every
-called function of the package inside, and its assembly. A sum into an array element that no register holds between iterations
-(`out[j] += x[i, j]`) cannot be told from a named sum here: the guard of NumPy's own sums and review have to.
+called function of the package inside, and its assembly. A sum into an array element that no register holds from one
+iteration to the next (`out[j] += x[i, j]`) cannot be told from a named sum here: review has to.
 """
 
 from __future__ import annotations
