@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from flows import environment, history
 from flows.processes import PeakMemory, family
@@ -115,19 +114,21 @@ def _write_summary(chain: Chain, found: Account, seconds: dict[str, float], memo
 
 def _show(chain: Chain, found: Account, seconds: dict[str, float], memory: float) -> None:
     held_out = [loss for loss in found.held_out.values() if loss is not None]
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_row("Windows", f"{chain.mix.windows:,}, mix root {found.mix_root}")
-    table.add_row("Held-out loss", f"{held_out[0]:.3f} → {held_out[-1]:.3f} nats in {found.steps} steps")
-    table.add_row("Killed", f"in step {KILL_IN_STEP}; steps {found.validated} were repeated and came out equal")
-    for audited in chain.audits:
-        colour = "green" if audited.exit_code == 0 else "red"
-        table.add_row(f"Audit, {audited.piece}", f"[{colour}]{audited.verdict.upper()}[/] in {audited.seconds:.0f} s")
-    table.add_row("Certificates", f"{len(chain.audits)} verified")
-    table.add_row("Trajectory root", found.trajectory_root)
-    phases = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
-    table.add_row("Time", f"{phases}; at most {memory:.1f} GB of memory")
-    console.print(table, highlight=False)
-    console.print(f"All of it: {FOLDER}/summary.json. The same in a browser: make serve", highlight=False)
+    lines = [
+        ("windows", f"{chain.mix.windows:,}"),
+        ("held-out loss", f"{held_out[0]:.3f} → {held_out[-1]:.3f} nats in {found.steps} steps"),
+        ("killed", f"in step {KILL_IN_STEP}; steps {', '.join(map(str, found.validated))} repeated: equal"),
+        *((f"audit, {a.piece}", f"{a.verdict.upper()} in {a.seconds:.0f} s") for a in chain.audits),
+        ("certificates", f"{len(chain.audits)} verified, from the published run alone"),
+        ("time", ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())),
+        ("memory", f"at most {memory:.1f} GB"),
+        ("mix root", found.mix_root),
+        ("trajectory root", found.trajectory_root),
+        ("summary", f"{FOLDER}/summary.json; the same in a browser: make serve"),
+    ]
+    for name, text in lines:
+        # Never folded: roots are copied from here.
+        console.print(f"[bold]{name:16}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _check(found: Account, killer: Killer) -> None:

@@ -15,19 +15,17 @@ EVERY = 2.0  # seconds between two updates of the artifact: each is a request to
 
 @dataclass(frozen=True)
 class Report:
-    """`done` of `total` `unit`s of a phase, after `seconds`; `note` is one short remark, such as the loss."""
+    """`done` of `total` `unit`s of a phase; `remaining` seconds at the pace so far, None before there is one.
+
+    `note` is one short remark, such as the loss.
+    """
 
     phase: str
     done: int
     total: int
     unit: str
-    seconds: float
+    remaining: float | None
     note: str = ""
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds still to go at the pace so far; None before the first unit is done."""
-        return self.seconds / self.done * (self.total - self.done) if self.done else None
 
     def __str__(self) -> str:
         left = "" if self.remaining is None else f", about {duration(self.remaining)} left"
@@ -52,16 +50,24 @@ class Progress:
 
     def __init__(self, phase: str, key: str, total: int, unit: str) -> None:
         self.phase, self.key, self.total, self.unit = phase, key, total, unit
-        self._began = time.monotonic()
+        self._first: tuple[int, float] | None = None
         self._sent = 0.0
         self._artifact: UUID | None = None
 
     def __call__(self, done: int, note: str = "") -> None:
-        report = Report(self.phase, done, self.total, self.unit, time.monotonic() - self._began, note)
+        report = Report(self.phase, done, self.total, self.unit, self._remaining(done), note)
         for listener in _listeners:
             listener(report)
         if done >= self.total or time.monotonic() - self._sent >= EVERY:
             self._send(report)
+
+    def _remaining(self, done: int) -> float | None:
+        """Counted from the first report on: what came before it, such as compiling, says nothing of the pace."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = done, now
+        before, began = self._first
+        return (now - began) / (done - before) * (self.total - done) if done > before else None
 
     def _send(self, report: Report) -> None:
         self._sent = time.monotonic()

@@ -1,4 +1,4 @@
-"""A whole recipe in miniature: two made-up sources of 400 kB, windows of 129 tokens, a model of about 40,000 parameters."""
+"""A whole recipe in miniature: two made-up sources of 400 kB, windows of 129 tokens, about 40,000 parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard sees what it must see; real steps run under it in the tests of the step function's backends."""
+"""Real steps run with every sum of floats forbidden; and the guard sees what it must see."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ import numpy as np
 import pytest
 import torch
 
+import kernels
+from model.state import initial_state
+from model.step import evaluate, step
 from tests.kernels import float_guard
+from tests.model import tiny
 
 X = np.ones((3, 3), np.float32)
 T = torch.ones(3, 3)
+
+
+@pytest.mark.parametrize("name", kernels.BACKENDS)
+def test_a_step_sums_no_floats(name: str) -> None:
+    run, backend = tiny.spec(), kernels.backend(name)
+    state = initial_state(run, backend)
+    step(run, backend, state, tiny.windows(run, 0, 2))  # compiles what it needs, which is no part of a step
+    with float_guard.forbidden():
+        record = step(run, backend, state, tiny.windows(run, 2, 2), diagnose=True)
+        assert record.loss is not None
+        assert evaluate(run, backend, state, tiny.windows(run, 4, 1)) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Children end when they should: with their parent, on cancellation with their whole group, and with their exit code."""
+"""Children end when they should: with their parent, on cancellation with their group, and with their exit code."""
 
 from __future__ import annotations
 

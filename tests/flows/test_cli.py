@@ -1,0 +1,41 @@
+"""Wrong usage is one clear message and exit code 2; every command teaches by an example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tests.flows.conftest import verbatim
+
+COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "doctor")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"]).output
+    assert f"verbatim {name}" in shown.split("Example", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("audit", "somewhere"), "--step NUMBER or --initial"),
+        (("audit", "somewhere", "--step", "1", "--initial"), "--step NUMBER or --initial"),
+        (("audit", "somewhere", "--step", "-1"), "--step"),
+        (("frobnicate",), "frobnicate"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], said: str) -> None:
+    assert said in verbatim(*arguments, expect=2).stderr
+
+
+def test_a_missing_beacon_names_what_to_write(tmp_path: Path) -> None:
+    said = verbatim("sample", tmp_path, "--beacon", tmp_path / "none.json", expect=11).stderr
+    assert str(tmp_path) in said
+
+
+def test_doctor_passes_here() -> None:
+    assert "every conformance vector equal" in verbatim("doctor", "--backend", "reference").stdout
