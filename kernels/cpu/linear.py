@@ -10,6 +10,7 @@ from numba import njit, prange
 
 from kernels.cpu.layers import BLOCK, GRADIENT_UNIT, SUM_LIMIT
 from kernels.cpu.numeric import (
+    CALLED,
     F1,
     F256,
     I0,
@@ -231,7 +232,7 @@ def column_scales(top: np.ndarray, slices: int, flag: np.ndarray) -> tuple[np.nd
     return scale, inverse
 
 
-@njit(**OPTIONS)
+@njit(**CALLED)
 def _column_scales(tops, slices, scale, inverse, flag):
     for j in range(tops.size):
         top = checked_top(tops[j], flag)

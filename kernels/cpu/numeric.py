@@ -17,8 +17,9 @@ from numba import njit, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-OPTIONS: dict[str, Any] = {"cache": True, "fastmath": False, "error_model": "numpy"}
-PARALLEL: dict[str, Any] = {**OPTIONS, "parallel": True}
+CALLED: dict[str, Any] = {"cache": True, "fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
+PARALLEL: dict[str, Any] = {**CALLED, "parallel": True}
+OPTIONS: dict[str, Any] = {**CALLED, "no_cpython_wrapper": True}  # only kernels call these
 
 F0, F1, F256 = np.float32(0), np.float32(1), np.float32(256)
 I0 = np.int32(0)

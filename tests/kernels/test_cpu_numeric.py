@@ -1,4 +1,4 @@
-"""The compiled numbers equal the reference's on random bits, edges and ties; types that would round twice are refused."""
+"""The compiled numbers equal the reference's on random bits, edges, ties; types that would round twice are refused."""
 
 from __future__ import annotations
 
