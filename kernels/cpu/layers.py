@@ -102,7 +102,7 @@ def norm_rows(
     x: np.ndarray, gain: np.ndarray, eps: np.float32, slices: int, flag: np.ndarray
 ) -> tuple[Rows, np.ndarray]:
     """RMSNorm with a gain, quantised by token: the rows, and the inverse root mean squares for the backward."""
-    hi, lo = empty_codes(*x.shape, slices)
+    hi, lo = empty_codes(x.shape[0], x.shape[1], slices)
     scale, r = np.empty(len(x), np.float32), np.empty(len(x), np.float32)
     _norm_rows(x, gain, np.float32(eps), reciprocal(x.shape[1]), slices, flag, hi, lo, scale, r)
     return rows_of(hi, lo, scale), r

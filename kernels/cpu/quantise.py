@@ -34,7 +34,7 @@ RULES = ("max", "lsq")
 
 def quantise_rows(x: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
     """Rows of x bf16[R, C]."""
-    hi, lo = empty_codes(*x.shape, slices)
+    hi, lo = empty_codes(x.shape[0], x.shape[1], slices)
     scale = np.empty(len(x), np.float32)
     _quantise_rows(x, slices, hi, lo, scale, flag)
     return rows_of(hi, lo, scale)
