@@ -56,5 +56,5 @@ def machine(backend: str) -> dict[str, Any]:
             next_step="make a new environment: make clean install",
         )
     engine.self_test(backend)
-    found = {"packages": folders["kernels"], "self-test": "every conformance vector equal"}
-    return found | provenance(backend).document()
+    checked: dict[str, Any] = {"packages": folders["kernels"], "self-test": "every conformance vector equal"}
+    return checked | provenance(backend).document()

@@ -36,7 +36,7 @@ def leaf_rows(shape: tuple[int, ...], itemsize: int) -> int:
 def leaves(array: np.ndarray) -> bytes:
     """The leaf digests of `array`, 32 bytes each, in row order."""
     canonical_array = np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name])
-    flat = memoryview(canonical_array.reshape(-1).view(np.uint8))
+    flat = memoryview(canonical_array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     size = leaf_rows(array.shape, array.itemsize) * (array.nbytes // max(1, array.shape[0] if array.ndim else 1))
     starts = range(0, len(flat), max(1, size))
     return b"".join(_hasher("leaf").update(flat[start : start + size]).digest() for start in starts)

@@ -53,7 +53,7 @@ class State:
                 raise ValueError(f"state has a tensor {name!r}; its group must be one of {sorted(groups)}")
             groups[group][parameter] = tensor
         counters = {name: int(scalars[name]) for name in SCALARS - {"spike"}}
-        return cls(**groups, **counters, spike=SpikeState.of(scalars["spike"]))
+        return cls(**groups, **counters, spike=SpikeState.of(scalars["spike"]))  # type: ignore[arg-type]
 
 
 def initial_state(spec: RunSpec, backend: ModuleType) -> State:

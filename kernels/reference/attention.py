@@ -10,7 +10,7 @@ import numpy as np
 from kernels.interface import INT16_MAX, Attended, AttentionShape, Rows
 from kernels.reference.constants import LN_2
 from kernels.reference.elementary import exp2
-from kernels.reference.numbers import F32, bf16, f32, finite_max, fixed_sum
+from kernels.reference.numbers import F32, bf16, f32, fixed_sum
 from kernels.reference.products import integer_product, value
 from kernels.reference.quantise import quantise, scale_and_inverse, split
 

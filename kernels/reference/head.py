@@ -6,7 +6,7 @@ The target enters apart from the softmax, exactly: at a large vocabulary it woul
 
 import numpy as np
 
-from kernels.interface import INT16_MAX, LSE2_BITS, Rows, Weight
+from kernels.interface import LSE2_BITS, Rows, Weight
 from kernels.reference.constants import LN_2, LOG2_E
 from kernels.reference.elementary import exp2, log2
 from kernels.reference.numbers import F32, bf16, finite_max, fixed_point
@@ -45,9 +45,10 @@ def _losses(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[
     logits = product_f32(x, w)
     live = finite_max(logits, 1, flag) > 0
     logits = np.where(live[:, None], logits, F32(0))
-    m = np.max(logits, axis=1)
+    m: np.ndarray = np.max(logits, axis=1)
     e = exp2((logits - m[:, None]) * LOG2_E)
-    z = np.sum(np.rint(e * F32(2.0**40)).astype(np.int64), axis=1, dtype=np.int64).astype(np.float32)
+    counts = np.rint(e * F32(2.0**40)).astype(np.int64)
+    z = counts.sum(axis=1, dtype=np.int64).astype(np.float32)
     lse = m + (log2(z) - F32(40)) * LN_2
     nll = lse - logits[np.arange(len(targets)), targets]
     nll_sum = np.sum(fixed_point(nll, 24, flag, len(targets), 27), dtype=np.int64)

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from model import host, schedule
-from model.state import State, initial_state
-from model.step import evaluate, step
-from model.transformer import network, unit_gradients
 
 import kernels
 from kernels import canonical
+from model import host, schedule
 from model.spec import NumericsSpec, RunSpec
+from model.state import State, initial_state
+from model.step import evaluate, step
+from model.transformer import network, unit_gradients
 from tests.model import tiny, truth
 
 BACKENDS = pytest.mark.parametrize("name", kernels.BACKENDS)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from model.spike import SpikeState
-from model.state import State, initial_state, root
 
 import kernels
+from model.spike import SpikeState
+from model.state import State, initial_state, root
 from tests.model import tiny
 
 CHANGES: dict[str, Callable[[State], None]] = {

@@ -4,14 +4,14 @@ import copy
 
 import numpy as np
 import pytest
+
+import kernels
+from kernels import canonical, digest
 from model import schedule
 from model.spec import NumericsSpec, RunSpec, SpikeSpec
 from model.state import State, initial_state
 from model.step import StepRecord, evaluate, step
 from model.transformer import forward, network
-
-import kernels
-from kernels import canonical, digest
 from tests.model import tiny
 
 
