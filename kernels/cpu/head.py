@@ -78,7 +78,7 @@ def head(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[int
     tokens = _tokens(len(targets))
     for span in _spans(x, w):
         _first_sweep(x, w, targets, np.float32(0), span, tokens, _room(span, w), flag)
-    return int(tokens.nll.sum()), int(tokens.lse2.sum())
+    return int(tokens.nll.sum(dtype=np.int64)), int(tokens.lse2.sum(dtype=np.int64))
 
 
 def head_backward(
@@ -109,7 +109,7 @@ def head_backward(
     add_gradient(total.high, total.low, 2, total.scale, sums, flag)
     low, slices = (x.hi, 1) if x.lo is None else (x.lo, 2)
     _subtract_targets(x.hi, low, slices, x.scale, targets, np.float32(len(targets)), sums, flag)
-    return int(tokens.nll.sum()), int(tokens.lse2.sum()), dx
+    return int(tokens.nll.sum(dtype=np.int64)), int(tokens.lse2.sum(dtype=np.int64)), dx
 
 
 def _spans(x: Rows, w: Weight) -> list[slice]:
