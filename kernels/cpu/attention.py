@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.cpu import attention_kernels as kernels
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Attended, AttentionShape, Rows
 
@@ -46,6 +47,7 @@ def query_blocks(shape: AttentionShape) -> Iterator[tuple[slice, slice]]:
         yield slice(a, b), slice(max(a - shape.window + 1, 0), b)
 
 
+@exclusive
 def attention(q: Rows, k: Rows, v: Rows, shape: AttentionShape) -> Attended:
     """Attention of quantised rows q[T·H, E], k and v[T·K, E]; windows of a unit do not see each other."""
     tokens = len(q.scale) // shape.heads

@@ -11,6 +11,7 @@ import numpy as np
 
 from kernels.cpu import attention_kernels as kernels
 from kernels.cpu.attention import Span, pick, query_blocks, spans
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.numeric import LN_2
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Attended, AttentionShape, Rows
@@ -38,6 +39,7 @@ class _Inputs(NamedTuple):
     inverse: np.ndarray  # f32 [S·group], 1 ÷ the row's sum
 
 
+@exclusive
 def attention_backward(
     q: Rows, k: Rows, v: Rows, saved: Attended, d_out: np.ndarray, shape: AttentionShape, flag: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

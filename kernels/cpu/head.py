@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, prange
 
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.layers import BLOCK, GRADIENT_UNIT, SUM_LIMIT
 from kernels.cpu.linear import (
     add_gradient,
@@ -73,6 +74,7 @@ class Tokens(NamedTuple):
     lse2: np.ndarray  # i64, units of 2⁻²⁰
 
 
+@exclusive
 def head(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[int, int]:
     """(Σ rint(nll·2²⁴), Σ rint(lse²·2²⁰)) over the unit's tokens, for targets i64[T]."""
     tokens = _tokens(len(targets))
@@ -81,6 +83,7 @@ def head(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[int
     return int(tokens.nll.sum(dtype=np.int64)), int(tokens.lse2.sum(dtype=np.int64))
 
 
+@exclusive
 def head_backward(
     x: Rows, w: Weight, targets: np.ndarray, two_z: np.float32, sums: np.ndarray, flag: np.ndarray
 ) -> tuple[int, int, np.ndarray]:

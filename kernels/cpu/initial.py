@@ -8,6 +8,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.numeric import NORMAL, OPTIONS, PARALLEL, add, f32_of_i32
 
 U32 = np.uint64(32)
@@ -19,6 +20,7 @@ BLOCK = 1 << 12  # counters that one thread takes at a time; each gives four wor
 CELL = np.float32(2.0**-24)
 
 
+@exclusive
 def initial_weights(seed: int, name: str, shape: tuple[int, ...], std: np.float32) -> np.ndarray:
     """f32[shape]: the standard normal cut at ±2σ, times std. Element i comes from word i of ("weights/" + name)."""
     if not 0 <= seed < 2**64:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.numeric import (
     F1,
     I0,
@@ -49,6 +50,7 @@ def reciprocal(count: int) -> np.float32:
     return np.float32(1) / np.float32(count)
 
 
+@exclusive
 def embed(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Rows of the table f32[V, D] as bf16[T, D]."""
     out = np.empty((len(tokens), table.shape[1]), np.uint16)
@@ -64,6 +66,7 @@ def _embed(table, tokens, out):
             out[t, j] = bf16(row[j])
 
 
+@exclusive
 def embed_backward(dx: np.ndarray, tokens: np.ndarray, sums: np.ndarray, flag: np.ndarray) -> None:
     """sums[token] += rint(dx · 2²⁴) for dx bf16[T, D]."""
     _embed_backward(dx, tokens, np.float32(len(tokens)), sums, flag)
@@ -98,6 +101,7 @@ def inverse_rms(x, square, eps, mean, flag):
     return F1 / sqrt(fixed_sum_row(square, flag) * mean + eps)
 
 
+@exclusive
 def norm_rows(
     x: np.ndarray, gain: np.ndarray, eps: np.float32, slices: int, flag: np.ndarray
 ) -> tuple[Rows, np.ndarray]:
@@ -125,6 +129,7 @@ def _scaled_row(x, r, gain, out):
         out[j] = (f32_of_bf16(x[j]) * r) * gain[j]
 
 
+@exclusive
 def norm_bf16(x: np.ndarray, gain: np.ndarray, eps: np.float32, flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """RMSNorm with a gain, kept as bf16[T, D]: the residual stream's first value; and the inverse root mean squares."""
     out, r = np.empty(x.shape, np.uint16), np.empty(len(x), np.float32)
@@ -143,6 +148,7 @@ def _norm_bf16(x, gain, eps, mean, flag, out, r):
             _store_row(work, x[t], False, out[t])
 
 
+@exclusive
 def norm_backward(
     dy: np.ndarray,
     x: np.ndarray,
@@ -211,6 +217,7 @@ def _store_row(x, residual, add, out):
             out[j] = bf16(x[j])
 
 
+@exclusive
 def rotate_rows(y: np.ndarray, rope: Rope, eps: np.float32, query: bool, flag: np.ndarray) -> Rows:
     """Gain-free QK-norm per head, then rotation of the pairs (even, odd), then one slice per (token, head).
 
@@ -246,6 +253,7 @@ def _rotate(y, r, cos, sin, z):
         z[2 * j + 1] = even * sin[j] + odd * cos[j]
 
 
+@exclusive
 def rotate_backward(dz: np.ndarray, y: np.ndarray, rope: Rope, eps: np.float32, flag: np.ndarray) -> np.ndarray:
     """The gradient of rotate_rows' input, bf16[T, H·E], from dz f32[T·H, E]."""
     width = dz.shape[1]
@@ -280,6 +288,7 @@ def _unrotate(dz, y, r, cos, sin, n, g):
         n[j] = f32_of_bf16(y[j]) * r
 
 
+@exclusive
 def swiglu_rows(gate_up: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
     """(gate·sigmoid(gate))·up, quantised by token; gate is the first half of each row."""
     tokens, width = len(gate_up), gate_up.shape[1] // 2
@@ -306,6 +315,7 @@ def _swiglu(gate, up, h):
         h[j] = (g * sigmoid(g)) * f32_of_bf16(up[j])
 
 
+@exclusive
 def swiglu_backward(dh: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
     """bf16[T, 2F] from dh bf16[T, F]: d_gate = (dh·up)·(s·(1 + gate·(1 − s))), d_up = dh·(gate·s)."""
     out = np.empty(gate_up.shape, np.uint16)

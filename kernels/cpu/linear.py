@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.layers import BLOCK, GRADIENT_UNIT, SUM_LIMIT
 from kernels.cpu.numeric import (
     CALLED,
@@ -68,11 +69,13 @@ def transposed(w: Weight) -> np.ndarray:
     return np.ascontiguousarray(w.hi.T) if w.layout is None else w.layout
 
 
+@exclusive
 def project(x: Rows, w: Weight) -> np.ndarray:
     """X Wᵀ as bf16[T, O]."""
     return _project(x, w, None)
 
 
+@exclusive
 def project_add(x: Rows, w: Weight, residual: np.ndarray) -> np.ndarray:
     """residual + X Wᵀ as bf16[T, O]; the product itself is not rounded to bf16."""
     return _project(x, w, residual)
@@ -109,6 +112,7 @@ def _scaled_store(x, row_scale, column_scale, residual, add, out):
             out[j] = bf16((x[j] * row_scale) * column_scale[j])
 
 
+@exclusive
 def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndarray) -> np.ndarray:
     """Gradients of Y = X Wᵀ for one or more weights that read the same rows.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.numeric import OPTIONS, PARALLEL, f32_of_i64, fixed_sum_row, floor, sqrt
 from kernels.interface import AdamScalars
 
@@ -15,6 +16,7 @@ WEIGHT_FLOOR = np.float32(2.0**-64).view(np.int32)
 BLOCK = 1 << 14  # elements that one thread takes at a time
 
 
+@exclusive
 def square_rows(sums: np.ndarray, mean: np.float32) -> np.ndarray:
     """Σ g² of each row, f32[R], for g = f32(sums)·mean. A vector is one row."""
     rows = sums.reshape(1 if sums.ndim == 1 else len(sums), -1)
@@ -38,6 +40,7 @@ def _squares(sums, mean, out):
         out[j] = g * g
 
 
+@exclusive
 def adamw(p: np.ndarray, m: np.ndarray, v: np.ndarray, sums: np.ndarray, s: AdamScalars) -> None:
     """One AdamW update, in place. Values below their floors become +0: gradient 2⁻⁴⁸, m and p 2⁻⁶⁴, v 2⁻¹⁰⁰.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from kernels.cpu.exclusive import exclusive
 from kernels.cpu.layers import BLOCK, empty_codes, reciprocal, rows_of
 from kernels.cpu.numeric import (
     F0,
@@ -32,6 +33,7 @@ HIGH, LOW = np.float32(127), np.float32(-127)
 RULES = ("max", "lsq")
 
 
+@exclusive
 def quantise_rows(x: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
     """Rows of x bf16[R, C]."""
     hi, lo = empty_codes(x.shape[0], x.shape[1], slices)
@@ -51,6 +53,7 @@ def _quantise_rows(x, slices, hi, lo, scale, flag):
             scale[t] = quantise_row(work, slices, hi[t], lo[t], flag)
 
 
+@exclusive
 def quantise_weight(w: np.ndarray, rule: str, flag: np.ndarray) -> Weight:
     """A weight f32[O, I] as int8 rows. Rule "max": the row's maximum becomes 127; "lsq": the step is 2·mean|w|/√127.
 
@@ -94,6 +97,7 @@ def _clipped_codes(row, inverse, hi):
         hi[j] = i8_of_i32(i32_of_f32(code))
 
 
+@exclusive
 def fixed_sum(x: np.ndarray, flag: np.ndarray) -> np.ndarray:
     """The sum of each row of x f32[R, C], as f32[R]: exact in a fixed point of the row's maximum, rounded once."""
     out = np.empty(len(x), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -298,3 +299,20 @@ def test_a_whole_window_with_any_number_of_threads(threads: int) -> None:
     x, dy, gain = bf16(normals(3, 4096, 96)), bf16(normals(2, 4096, 96)), normals(1, 96)
     _, r = reference.norm_rows(x, gain, EPS, 1, np.zeros(1, np.int32))
     same("norm_backward", dy, x, r, gain, dy, Sums((96,)), FLAG)
+
+
+def test_threads_of_the_caller_wait_for_each_other() -> None:
+    """Numba would end the whole process here."""
+    x = bf16(normals(0, 300, 64))
+    results: list[bytes] = []
+
+    def call() -> None:
+        results.extend(cpu.quantise_rows(x, 1, cpu.new_flag()).hi.tobytes() for _ in range(50))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 150
+    assert len(set(results)) == 1
