@@ -1,6 +1,7 @@
 """The arithmetic contract: each operation of a training step, defined in NumPy and made fast on each device.
 
-`kernels.reference` is the definition. A backend gives the same bytes, which `kernels.conformance` checks on any machine.
+`kernels.reference` is the definition. A backend gives the same bytes, which `kernels.conformance` checks on any
+machine.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """Conformance vectors: inputs from Philox, digests of outputs, committed beside the code.
 
-The reference wrote them (`python -m kernels.conformance` writes them anew after a change of contract); every backend must
-reproduce them, also on an auditor's own machine before the first audit. Cases cover each operation at length 128, at odd sizes,
-with one and two slices, over scales from 2⁻¹²⁰ to 2⁶⁰, and with values that are not finite.
+The reference wrote them (`python -m kernels.conformance` writes them anew after a change of contract); every backend
+must reproduce them, also on an auditor's own machine before the first audit. Cases cover each operation at length 128,
+at odd sizes, with one and two slices, over scales from 2⁻¹²⁰ to 2⁶⁰, and with values that are not finite.
 """
 
 import json
@@ -95,7 +95,8 @@ def _linear_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable
     def case(b: ModuleType) -> list[Any]:
         tokens, width, out = size
         flag = b.new_flag()
-        x = b.quantise_rows(bf16(_floats("linear x", (tokens, width), "wild" if kind == "wild" else "plain")), slices, flag)
+        inputs = bf16(_floats("linear x", (tokens, width), "wild" if kind == "wild" else "plain"))
+        x = b.quantise_rows(inputs, slices, flag)
         results: list[Any] = [x]
         parts = []
         for index in range(3):
@@ -114,7 +115,8 @@ def _swiglu_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable
         tokens, width, _ = size
         flag, gate_up = b.new_flag(), bf16(_floats("swiglu x", (tokens, 2 * width), kind) * F32(4))
         dh = bf16(_floats("swiglu dh", (tokens, width), "plain"))
-        return [b.swiglu_rows(gate_up, slices, flag), b.swiglu_backward(dh, bf16(_floats("s", (tokens, 2 * width), "plain"))), flag]
+        back = b.swiglu_backward(dh, bf16(_floats("s", (tokens, 2 * width), "plain")))
+        return [b.swiglu_rows(gate_up, slices, flag), back, flag]
 
     return case
 
@@ -201,7 +203,8 @@ def _attention_case(shape: AttentionShape, kind: str) -> Callable[[ModuleType], 
 
 
 def _floats(name: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """f32 inputs: "plain" is normal; "wild" spreads scales from 2⁻¹²⁰ to 2⁶⁰ and plants zeros; "nonfinite" plants ∞ and NaN."""
+    """f32 inputs: "plain" is normal; "wild" spreads scales from 2⁻¹²⁰ to 2⁶⁰ and plants zeros; "nonfinite" plants ∞ and
+    NaN."""
     count = int(np.prod(shape, dtype=np.int64))
     values = normal_cut(words(7, name, 0, count))
     other = words(7, name + " kind", 0, count)
@@ -216,7 +219,8 @@ def _floats(name: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
 
 
 def _digest(outputs: list[Any]) -> str:
-    """One digest over arrays, integers and quantised rows, in order; a backend's own layout of a weight counts for nothing."""
+    """One digest over arrays, integers and quantised rows, in order; a backend's own layout of a weight counts for
+    nothing."""
     parts: list[str] = []
     for index, output in enumerate(outputs):
         if isinstance(output, Rows):

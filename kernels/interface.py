@@ -1,13 +1,14 @@
 """What every backend provides: the same functions, over the same few types.
 
-A backend is a module. Choosing one is choosing a device; no choice changes a bit. Shape letters, here and in the backends:
+A backend is a module. Choosing one is choosing a device; no choice changes a bit. Shape letters, here and in the
+backends:
 
     T tokens of a unit   D model width   O, I rows and columns of a weight   F feed-forward width   V vocabulary
     H query heads   K key/value heads   E head width   N windows of a unit (T = N · sequence length)
 
 bf16 arrays hold the sixteen bits of each value (uint16). `flag` is a mutable one-element array that an operation sets
-to 1 when it meets a value that is not finite, or too large for a fixed-point sum; what it then returns is defined and finite,
-but the step it belongs to is void.
+to 1 when it meets a value that is not finite, or too large for a fixed-point sum; what it then returns is defined and
+finite, but the step it belongs to is void.
 
     NAME; describe() -> dict for segment records and certificates
     new_flag() -> flag
@@ -26,7 +27,8 @@ but the step it belongs to is void.
     swiglu_rows(gate_up bf16[T,2F], slices, flag) -> Rows[T,F]
     swiglu_backward(dh bf16[T,F], gate_up bf16[T,2F]) -> bf16[T,2F]
     linear_backward(x Rows[T,I], parts, slices, flag) -> bf16[T,I]; adds to each part's sums
-    norm_backward(dy bf16[T,D], x bf16[T,D], r f32[T], gain f32[D], residual bf16[T,D] | None, sums i64[D], flag) -> bf16[T,D]
+    norm_backward(dy bf16[T,D], x bf16[T,D], r f32[T], gain f32[D], residual bf16[T,D] | None, sums i64[D], flag)
+        -> bf16[T,D]
     head(x Rows[T,D], w Weight[V,D], targets i64[T], flag) -> (nll i64, lse2 i64)
     head_backward(x, w, targets, two_z, sums i64[V,D], flag) -> (nll, lse2, dx bf16[T,D])
     embed_backward(dx bf16[T,D], tokens i64[T], sums i64[V,D], flag)
@@ -56,7 +58,8 @@ class Rows(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A weight as int8 rows with one scale each. `layout` is a backend's own copy of the same integers, if it likes one."""
+    """A weight as int8 rows with one scale each. `layout` is a backend's own copy of the same integers, if it likes
+    one."""
 
     hi: Any  # int8 [O, I]
     scale: Any  # f32 [O]
@@ -89,7 +92,8 @@ class AttentionShape(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """An attention's output and what its backward needs: the rows' maxima (in bits of exponent) and sums (units of 2⁻¹⁸)."""
+    """An attention's output and what its backward needs: the rows' maxima (in bits of exponent) and sums (units of
+    2⁻¹⁸)."""
 
     out: Any  # bf16 [T, H·E]
     peak: Any  # f32 [T, H]

@@ -10,7 +10,8 @@ from model.transformer import Network
 
 
 def measure(net: Network, state: State, sums: dict[str, np.ndarray], mean: np.float32) -> dict[str, Any]:
-    """Per parameter, after the update: norms as float bits, smallest and largest quantiser step, codes at the rim, zero gradients."""
+    """Per parameter, after the update: norms as float bits, smallest and largest quantiser step, codes at the rim, zero
+    gradients."""
     return {name: _tensor(net, name, weight, sums[name], mean) for name, weight in sorted(state.weights.items())}
 
 

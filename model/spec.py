@@ -18,7 +18,8 @@ from model.host import exact
 
 MAX_CONTRACTION = 131_071  # |hi| <= 127 or lo = -128 against 127: K terms stay within int32
 MAX_SHARED_CONTRACTION = 66_052  # hi*lo and lo*hi of two sliced sides share one int32
-MAX_KEYS = 8_191  # a softmax row sums its keys' counts of up to 2^18 in int32; 16 such windows stay below MAX_CONTRACTION
+# A softmax row sums its keys' counts of up to 2^18 in int32; 16 such windows stay below MAX_CONTRACTION.
+MAX_KEYS = 8_191
 MAX_UNITS = 4_096  # int64 gradient sums: 2^12 units of less than 2^51 steps each
 
 

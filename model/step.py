@@ -53,8 +53,9 @@ def step(
 ) -> StepRecord:
     """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state` becomes the state after it.
 
-    `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's proof of replay needs their bytes.
-    Raises ValueError where the windows are not those that the plan of this step asks for in number, length or vocabulary.
+    `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's proof of replay needs their
+    bytes. Raises ValueError where the windows are not those that the plan of this step asks for in number, length or
+    vocabulary.
     """
     plan = schedule.plan(spec, state.step)
     windows = _checked(spec, plan.windows, windows)
@@ -156,5 +157,6 @@ def _checked(spec: RunSpec, count: int, windows: np.ndarray) -> np.ndarray:
         raise ValueError(f"the step needs windows of shape {list(shape)}, got {list(windows.shape)}")
     lowest, highest = int(windows.min()), int(windows.max())
     if lowest < 0 or highest >= spec.model.vocab:
-        raise ValueError(f"a token is {lowest if lowest < 0 else highest}; the vocabulary is 0 to {spec.model.vocab - 1}")
+        found = lowest if lowest < 0 else highest
+        raise ValueError(f"a token is {found}; the vocabulary is 0 to {spec.model.vocab - 1}")
     return windows.astype(np.int64)

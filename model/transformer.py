@@ -4,8 +4,9 @@
                           └──────────────────────────────────────────────────────┘     └────────────────────────────────────┘
     … ─ RMSNorm ─ head ─ cross-entropy + z-loss
 
-Suffixes: T tokens of the unit, D model width, H·E query width, F feed-forward width. bf16 tensors are kept between operations;
-what a quantiser reads is never kept as floats. Gradients are of the *sum* over tokens; 1/N enters with the optimizer.
+Suffixes: T tokens of the unit, D model width, H·E query width, F feed-forward width. bf16 tensors are kept between
+operations; what a quantiser reads is never kept as floats. Gradients are of the *sum* over tokens; 1/N enters with the
+optimizer.
 """
 
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def unit_loss(net: Network, windows: np.ndarray, flag: Any) -> tuple[int, int]:
 def unit_gradients(
     net: Network, windows: np.ndarray, two_z: np.float32, sums: dict[str, Any], flag: Any
 ) -> tuple[int, int]:
-    """unit_loss(), adding the unit's gradient of Σ (nll + z·lse²) to `sums`, int64 in units of 2⁻²⁴, by parameter name."""
+    """unit_loss(), adding the unit's gradient of Σ (nll + z·lse²) to `sums`, int64 in units of 2⁻²⁴, by parameter
+    name."""
     b = net.backend
     tokens, targets = windows[:, :-1].reshape(-1), windows[:, 1:].reshape(-1)
     trace = forward(net, tokens, flag)

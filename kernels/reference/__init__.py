@@ -1,7 +1,8 @@
-"""The definition of every operation, in plain NumPy: the specification, the oracle of the tests, a second implementation.
+"""The definition of every operation, in plain NumPy: the specification, the oracle of the tests, a second
+implementation.
 
-Written to be read; no code is shared with the fast backends. Files: numbers (rounding, maxima, sums), elementary (exp2, log2,
-sigmoid), quantise, products, layers, attention, head, optimizer, philox and initial (randomness).
+Written to be read; no code is shared with the fast backends. Files: numbers (rounding, maxima, sums), elementary (exp2,
+log2, sigmoid), quantise, products, layers, attention, head, optimizer, philox and initial (randomness).
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Exact attention: causal, grouped heads, full or windowed, forward and backward.
 
-Scores are integer products in bits of exponent: S = f32(q·k)·s_q·s_k. Every maximum is taken over the whole row before anything is
-summed, so nothing is ever rescaled: P = exp2(S − max), the row's sum counts rint(P·2¹⁸), and P·V is an integer product.
-This reference holds one window's scores at a time.
+Scores are integer products in bits of exponent: S = f32(q·k)·s_q·s_k. Every maximum is taken over the whole row before
+anything is summed, so nothing is ever rescaled: P = exp2(S − max), the row's sum counts rint(P·2¹⁸), and P·V is an
+integer product. This reference holds one window's scores at a time.
 """
 
 import numpy as np
@@ -24,7 +24,8 @@ def attention(q: Rows, k: Rows, v: Rows, shape: AttentionShape) -> Attended:
     peak = np.empty((tokens, shape.heads), np.float32)
     total = np.empty((tokens, shape.heads), np.int32)
     for span, head, kv in _heads(tokens, shape):
-        q_h, k_h, v_h = _take(q, span, head, shape.heads), _take(k, span, kv, shape.kv_heads), _take(v, span, kv, shape.kv_heads)
+        q_h = _take(q, span, head, shape.heads)
+        k_h, v_h = (_take(rows, span, kv, shape.kv_heads) for rows in (k, v))
         seen = visible(shape)
         s = _scores(q_h, k_h)
         m = np.max(np.where(seen, s, F32(-np.inf)), axis=1)
@@ -44,8 +45,8 @@ def attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq f32[T·H, E], dk f32[T·K, E], dv bf16[T, K·E]) of the dequantised q, k and v, from d_out bf16[T, H·E].
 
-    dS = P·(dP − Σ dO·O), 0 where a key is not seen. dQ contracts dS·s_k, quantised by row; dK contracts dS·s_q and dV contracts
-    P·s_dO, both quantised by column over all queries of the group.
+    dS = P·(dP − Σ dO·O), 0 where a key is not seen. dQ contracts dS·s_k, quantised by row; dK contracts dS·s_q and dV
+    contracts P·s_dO, both quantised by column over all queries of the group.
     """
     tokens = len(q.scale) // shape.heads
     dq = np.empty((tokens, shape.heads, shape.width), np.float32)

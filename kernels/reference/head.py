@@ -1,7 +1,8 @@
 """The output head: logits, cross-entropy with z-loss, and their gradients, from one log-normaliser.
 
-Losses are summed as integers: the negative log-likelihoods in units of 2⁻²⁴, the squared log-normalisers in units of 2⁻²⁰.
-The target enters apart from the softmax, exactly: at a large vocabulary it would set the scale and erase the rest.
+Losses are summed as integers: the negative log-likelihoods in units of 2⁻²⁴, the squared log-normalisers in units of
+2⁻²⁰. The target enters apart from the softmax, exactly: at a large vocabulary it would set the scale and erase the
+rest.
 """
 
 import numpy as np
@@ -25,8 +26,8 @@ def head_backward(
 ) -> tuple[int, int, np.ndarray]:
     """head(), and the gradient of Σ (nll + z·lse²): (nll, lse2, dX bf16[T, D]); sums i64[V, D] gain the weight's.
 
-    t = p·(1 + 2z·lse). dX contracts t·s_w, quantised by token, minus the target's row; dW contracts t·s_x, quantised by row over
-    the unit's tokens, with the high slice of X, minus X at the target's row.
+    t = p·(1 + 2z·lse). dX contracts t·s_w, quantised by token, minus the target's row; dW contracts t·s_x, quantised by
+    row over the unit's tokens, with the high slice of X, minus X at the target's row.
     """
     nll, lse2, p, lse = _losses(x, w, targets, flag)
     t = p * (F32(1) + two_z * lse)[:, None]

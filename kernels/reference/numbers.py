@@ -1,7 +1,7 @@
 """Numbers of the contract: bf16 as bits, maxima on bits, and sums of floats as sums of integers.
 
-Everything is element-wise float32 or exact integers. A subnormal or its flushed zero never makes a difference: stores flush
-below 2⁻¹⁰⁰, and no fixed-point multiplier exceeds 2¹⁰⁰.
+Everything is element-wise float32 or exact integers. A subnormal or its flushed zero never makes a difference: stores
+flush below 2⁻¹⁰⁰, and no fixed-point multiplier exceeds 2¹⁰⁰.
 """
 
 import numpy as np
@@ -49,7 +49,8 @@ def power_of_two(k: np.ndarray) -> np.ndarray:
 
 
 def fixed_sum(x: np.ndarray, flag: np.ndarray) -> np.ndarray:
-    """The sum of each row of x f32[R, C], as f32[R]: exact in a fixed point chosen from the row's maximum, rounded once.
+    """The sum of each row of x f32[R, C], as f32[R]: exact in a fixed point chosen from the row's maximum, rounded
+    once.
 
     With 2^E ≤ max|x| < 2^(E+1) and k = min(61 − ⌈log₂ C⌉ − E, 100), the sum of rint(x·2^k) stays below 2⁶² in int64.
     A row that is not finite raises the flag and sums to 0.
@@ -63,7 +64,8 @@ def fixed_sum(x: np.ndarray, flag: np.ndarray) -> np.ndarray:
 
 
 def fixed_point(x: np.ndarray, bits: int, flag: np.ndarray, terms: int, limit: int) -> np.ndarray:
-    """rint(x · 2^bits) as int64. Raises the flag where |x| · terms ≥ 2^limit or x is not finite; such values count as 0."""
+    """rint(x · 2^bits) as int64. Raises the flag where |x| · terms ≥ 2^limit or x is not finite; such values count as
+    0."""
     bad = ~(np.abs(x) * F32(terms) < F32(2.0**limit))
     raise_flag(flag, bad)
     return np.rint(np.where(bad, F32(0), x) * F32(2.0**bits)).astype(np.int64)

@@ -1,7 +1,7 @@
 """Integer products, and their values as f32.
 
-int8 × int8 in int32 is exact in any order. Here it goes through float64, whose sums are exact below 2⁵³: every term is at
-most 128², every contraction at most 133,144 terms.
+int8 × int8 in int32 is exact in any order. Here it goes through float64, whose sums are exact below 2⁵³: every term is
+at most 128², every contraction at most 133,144 terms.
 """
 
 import numpy as np
@@ -42,8 +42,9 @@ def project_add(x: Rows, w: Weight, residual: np.ndarray) -> np.ndarray:
 def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndarray) -> np.ndarray:
     """Gradients of Y = X Wᵀ for one or more weights that read the same rows.
 
-    dX = bf16((dX₁ + dX₂) + dX₃), each from dY·scale_w quantised by token. Each part's sums gain rint(dW·2²⁴), dW from dY·scale_x
-    quantised by channel over the unit's tokens, times the high slice of X. The quantisers pass gradients straight through.
+    dX = bf16((dX₁ + dX₂) + dX₃), each from dY·scale_w quantised by token. Each part's sums gain rint(dW·2²⁴), dW from
+    dY·scale_x quantised by channel over the unit's tokens, times the high slice of X. The quantisers pass gradients
+    straight through.
     """
     hi_scale = high_scale(x)
     dx: np.ndarray | None = None

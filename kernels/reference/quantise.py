@@ -1,7 +1,7 @@
 """Quantisers: rows, columns and weights become integers with one scale each.
 
-A scale is max · f32(1/Q), a code rint(x · (Q ÷ max)), with Q = 127 for one slice and 32,512 = 127·256 for two. A row whose
-maximum is below 2⁻⁶⁴ is zero. Two slices: q = hi·256 + lo with lo in −128…127.
+A scale is max · f32(1/Q), a code rint(x · (Q ÷ max)), with Q = 127 for one slice and 32,512 = 127·256 for two. A row
+whose maximum is below 2⁻⁶⁴ is zero. Two slices: q = hi·256 + lo with lo in −128…127.
 """
 
 import numpy as np
@@ -52,7 +52,8 @@ def quantise_rows(x: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
 
 
 def quantise_weight(w: np.ndarray, rule: str, flag: np.ndarray) -> Weight:
-    """A weight f32[O, I] as int8 rows. Rule "max": the row's maximum becomes 127. Rule "lsq": the step is 2·mean|w|/√127."""
+    """A weight f32[O, I] as int8 rows. Rule "max": the row's maximum becomes 127. Rule "lsq": the step is
+    2·mean|w|/√127."""
     top = finite_max(w, 1, flag)
     if rule == "max":
         scale, inverse = scale_and_inverse(top, 1)

@@ -23,7 +23,8 @@ def gradients(run: RunSpec, name: str, state: State, windows: np.ndarray) -> dic
     for window in windows:
         unit_gradients(net, window[None, :], host.f32("0.0002"), sums, flag)
     assert not flag[0]
-    return {key: value.astype(np.float64) * float(host.mean_scale(windows.size - len(windows))) for key, value in sums.items()}
+    mean = float(host.mean_scale(windows.size - len(windows)))
+    return {key: value.astype(np.float64) * mean for key, value in sums.items()}
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

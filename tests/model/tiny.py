@@ -20,8 +20,9 @@ def spec(
     **shape: Any,
 ) -> RunSpec:
     """Two local layers and a full one, three query heads on one key head, everything of odd size."""
-    sizes: dict[str, Any] = {"vocab": VOCAB, "d_model": 48, "layers": 3, "heads": 3, "kv_heads": 1, "head_dim": 16, "ffn": 80}
-    model = ModelSpec(**{**sizes, "seq_len": seq_len, "window": min(32, seq_len), "full_every": 2, **shape})
+    sizes: dict[str, Any] = {"vocab": VOCAB, "d_model": 48, "layers": 3, "ffn": 80}
+    heads = {"heads": 3, "kv_heads": 1, "head_dim": 16}
+    model = ModelSpec(**{**sizes, **heads, "seq_len": seq_len, "window": min(32, seq_len), "full_every": 2, **shape})
     step_tokens = seq_len * windows
     return RunSpec(
         name="tiny",
@@ -39,7 +40,8 @@ def spec(
 
 
 def windows(run: RunSpec, first: int, count: int) -> np.ndarray:
-    """Windows first … first+count−1 of a stream, int64[count, seq_len + 1]: each repeats a phrase of its own, so attention helps."""
+    """Windows first … first+count−1 of a stream, int64[count, seq_len + 1]: each repeats a phrase of its own, so
+    attention helps."""
     length, phrase = run.model.seq_len + 1, 11
     draw = words(run.seed, "tiny stream", first * phrase, count * phrase).astype(np.int64).reshape(count, phrase)
     return np.take(draw >> 16, np.arange(length) % phrase, axis=1) % run.model.vocab
