@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from flows import environment, history
 from flows.processes import PeakMemory, family
+from storage import recipe as recipes
 from storage.account import Account, account
 from storage.errors import Divergence, VerbatimError
 from storage.ledger import part_key
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from flows.pipeline import Chain
 
 RECIPE = "demo"
+# What every run of the demo gives, whatever the machine, its threads and its instructions.
+EXPECTED = recipes.RECIPES / "demo.expected.json"
 FOLDER = environment.PROJECT / "runs" / "demo"
 KILL_IN_STEP = 23
 INTO_THE_STEP = 1.0  # seconds after the step before it was recorded
@@ -138,6 +141,14 @@ def _check(found: Account, killer: Killer) -> None:
             f"killed: {killer.killed}, repeated: {found.validated}",
             cause="a step takes less than a second here, so the process was past it",
         )
+    for name, expected in json.loads(EXPECTED.read_text(encoding="utf-8")).items():
+        if (root := getattr(found, name)) != expected:
+            raise Divergence(
+                f"this run's {name} is {root}, everywhere else it is {expected}",
+                cause="the recipe, the sources or the arithmetic were changed; or this machine computes wrongly",
+                next_step=f"verbatim doctor; after a change that is meant, write the new roots into {EXPECTED}",
+            )
+    console.print("[bold green]The roots are those of every other machine.[/]")
 
 
 if __name__ == "__main__":

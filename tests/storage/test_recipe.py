@@ -1,0 +1,62 @@
+"""Recipes: the committed ones are what they say; a wrong one names file, field and value, and is a usage error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model import schedule
+from storage import recipe as recipes
+from storage.errors import UsageError
+from tests.flows import tiny
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    """The small recipe with one piece of its text replaced."""
+    path = tiny.recipe(folder)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+def test_open_1b_has_the_papers_numbers() -> None:
+    recipe = recipes.load("open_1b")
+    assert recipe.steps == 80_957
+    assert schedule.total_tokens(recipe.run) == 400_004_481_024
+    assert schedule.total_windows(recipe.run) == 97_657_344
+    assert recipe.run.model.parameter_count() == 1_607_569_408
+    assert recipe.plan.checkpoint_every == 100
+    assert recipe.run.numerics.weight_scale == "lsq"
+    assert recipe.mix.seq_len == recipe.run.model.seq_len
+    assert [layer for layer in range(24) if recipe.run.model.is_full(layer)] == [4, 9, 14, 19, 23]
+
+
+def test_a_name_or_a_path_may_be_given(tmp_path: Path) -> None:
+    assert recipes.load("demo") == recipes.load(recipes.RECIPES / "demo.yaml")
+    assert recipes.load(str(tiny.recipe(tmp_path))).steps == tiny.STEPS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seed: 7", "seed: -7", "run.seed"),
+        ("seed: 7", "sede: 7", "run.sede"),
+        ("peak_lr: '0.003'", "peak_lr: 0.003", "run.schedule.peak_lr"),
+        ("checkpoint_every: 4", "checkpoint_every: 0", "plan.checkpoint_every"),
+        ("checkpoint_every: 4", "checkpoint_every: 4\n  checkpoint_every: 5", "given twice: checkpoint_every"),
+        ("- 4\n", "- 4\n  - 3\n", "increasing step numbers"),
+        ("seed: 7", "seed: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_recipe_names_the_field(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = changed(tmp_path, old, new)
+    with pytest.raises(UsageError, match=said) as caught:
+        recipes.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_recipe_lists_those_that_exist() -> None:
+    with pytest.raises(UsageError, match=r"demo, open_1b"):
+        recipes.load("no-such-recipe")
