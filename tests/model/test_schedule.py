@@ -55,7 +55,7 @@ def test_the_demo_runs_forty_steps_and_crosses_a_phase_at_step_30() -> None:
     spec = run_spec("demo")
     assert schedule.total_steps(spec) == 40
     assert [schedule.plan(spec, step).windows for step in (0, 29, 30, 39)] == [2, 2, 3, 3]
-    assert schedule.learning_rate(spec, schedule.plan(spec, 6).tokens_before) == f32("0.003")
+    assert schedule.learning_rate(spec, schedule.plan(spec, 12).tokens_before) == f32("0.005")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_step_outside_the_run_is_an_error_that_names_the_run(step: int) -> Non
 
 
 def test_without_a_warm_up_the_first_rate_is_the_peak() -> None:
-    assert schedule.learning_rate(with_phases(100_000, [(0, 1)]), 0) == f32("0.003")
+    assert schedule.learning_rate(with_phases(100_000, [(0, 1)]), 0) == f32("0.005")
 
 
 def test_rates_are_the_formula_rounded_once() -> None:
