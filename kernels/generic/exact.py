@@ -83,7 +83,7 @@ def f32_of_i64(x: Tensor) -> Tensor:
     Shifted down to 28 or 29 bits, the lost ones joined into the last, a number rounds in int32 → float32 as it would whole.
     """
     size = x.abs()
-    high = (size >> 31).to(torch.int32)
+    high = (size >> 31).clamp(max=2**31 - 1).to(torch.int32)  # keeps its leading place, which is all that it is for
     shift = torch.where(high > 0, (bits(high.to(torch.float32)) >> 23) - 124, 0)  # 3 + the place of the leading bit
     wide = shift.to(torch.int64)
     kept = size >> wide
