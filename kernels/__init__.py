@@ -17,7 +17,7 @@ __all__ = ["BACKENDS", "CONTRACT", "backend", "vectors_digest"]
 def backend(name: str) -> ModuleType:
     """The backend module of that name; raises ValueError for an unknown one."""
     if name.startswith(GENERIC):
-        return importlib.import_module("kernels.generic").on(name.removeprefix(GENERIC))  # type: ignore[no-any-return]
+        return importlib.import_module("kernels.generic").on(name.removeprefix(GENERIC))
     if name not in BACKENDS:
         raise ValueError(f"no backend is called {name!r}; there are: {', '.join(BACKENDS)}, {GENERIC}<torch device>")
     return importlib.import_module(f"kernels.{name}")

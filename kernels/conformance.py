@@ -51,7 +51,7 @@ def run(backend: ModuleType) -> Iterator[tuple[str, str]]:
 
 
 def self_test(backend: ModuleType) -> list[str]:
-    """The names of the vectors that `backend` does not reproduce on this machine, each naming its operation; none: it may audit."""
+    """The vectors, by operation, that `backend` does not reproduce on this machine; none means it may audit."""
     expected = vectors()
     return [name for name, value in run(backend) if expected.get(name) != value]
 
@@ -83,7 +83,8 @@ def _row_cases(size: tuple[int, int, int], kind: str) -> Iterator[Case]:
 def _norm_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable[[ModuleType], list[Any]]:
     def case(b: ModuleType) -> list[Any]:
         tokens, width, _ = size
-        x, dy, residual = (b.to_device(bf16(_floats(f"norm {p}", (tokens, width), kind))) for p in ("x", "dy", "residual"))
+        shape = (tokens, width)
+        x, dy, residual = (b.to_device(bf16(_floats(f"norm {p}", shape, kind))) for p in ("x", "dy", "residual"))
         gain, flag, sums = b.to_device(_floats("norm gain", (width,), "plain")), b.new_flag(), b.new_sums((width,))
         rows, r = b.norm_rows(x, gain, F32(1e-5), slices, flag)
         y, _ = b.norm_bf16(x, gain, F32(1e-5), flag)

@@ -1,9 +1,11 @@
-"""A backend for any torch device (Apple, Intel, AMD, NVIDIA without Triton, CPU), built only from torch operations.
+"""A backend for any torch device (Apple, Intel, AMD, NVIDIA without Triton, CPU), built only from torch
+operations.
 
-Written to be right on a device that nobody tested, rather than fast: float32 + − × and rint, integer operations and comparisons are all that
-it asks of the device; square roots, divisions and conversions are corrected with integers (exact.py), int8 products take whichever
-method a probe finds exact (products.py). Where the device is wrong all the same, the conformance vectors name the operation.
-float64 is used nowhere. Tensors: f32, int8, int32, int64; bf16 as int16 of the same bits.
+Written to be right on a device that nobody tested, rather than fast: it asks for float32 + − × and rint,
+integer operations and comparisons. Square roots, divisions and conversions are corrected with integers
+(exact.py); int8 products take whichever method a probe finds exact (products.py). Where the device is wrong all
+the same, the conformance vectors name the operation. float64 is used nowhere. Tensors: f32, int8, int32, int64;
+bf16 as int16 of the same bits.
 """
 
 from functools import cache, partial
@@ -32,7 +34,7 @@ MODULES = {
 
 @cache
 def on(name: str) -> ModuleType:
-    """The backend module of a torch device, like "cpu", "mps", "xpu" or "cuda:1"; ValueError where this machine lacks it."""
+    """The backend of a torch device, like "cpu", "mps", "xpu" or "cuda:1"; ValueError where this machine lacks it."""
     try:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -57,14 +59,19 @@ def on(name: str) -> ModuleType:
 def _describe(device: torch.device) -> dict[str, Any]:
     """What this backend runs on, for segment records and certificates."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"backend": f"generic:{device}", "product": products.method(device), "torch": torch.__version__, "device": kind}
+    return {
+        "backend": f"generic:{device}",
+        "product": products.method(device),
+        "torch": torch.__version__,
+        "device": kind,
+    }
 
 
 def _to_device(device: torch.device, x: np.ndarray | Tensor) -> Tensor:
-    """A host array on the device; one that is there already stays what it is. On the CPU memory is shared where possible."""
+    """A host array on the device; a tensor stays what it is. On the CPU memory is shared where possible."""
     if isinstance(x, Tensor):
         return x
-    array = np.require(x, requirements="CW")  # torch warns of arrays that it may not write, so those are copied
+    array = np.require(x, requirements=["C", "W"])  # torch warns of arrays that it may not write, so those are copied
     return torch.from_numpy(array.view(np.int16) if array.dtype == np.uint16 else array).to(device)
 
 

@@ -1,8 +1,8 @@
 """Exact attention in blocks: causal, grouped heads, full or windowed, forward and backward.
 
-Forward and dQ work on a block of queries with all keys that it sees, so that every row is whole; dK and dV on a block of keys with all
-queries that see it, so that every column is whole. The queries of a KV head's group are rows of one matrix: row = query · group + head.
-A local layer does only its window's work.
+Forward and dQ work on a block of queries with all keys that it sees, so that every row is whole; dK and dV on a
+block of keys with all queries that see it, so that every column is whole. The queries of a KV head's group are
+rows of one matrix: row = query · group + head. A local layer does only its window's work.
 
     B queries or keys of a block   G heads of a group   S keys or queries of its span   E head width
 """
@@ -86,7 +86,8 @@ def _probabilities_and_gradient(
     block: Block, q: Rows, k: Rows, v: Rows, d: Rows, delta: Tensor, saved: Attended, shape: AttentionShape
 ) -> tuple[Tensor, Tensor, Rows, Rows]:
     """(P, dS = P·(dP − Σ dO·O), the block's q and dO), f32[B·G, S]; 0 where a key is not seen."""
-    q_b, d_b, k_b, v_b = _queries(q, block, shape), _queries(d, block, shape), _keys(k, block, shape), _keys(v, block, shape)
+    q_b, d_b = (_queries(x, block, shape) for x in (q, d))
+    k_b, v_b = (_keys(x, block, shape) for x in (k, v))
     peak, total, delta = (_by_query(x.reshape(-1), block, shape) for x in (saved.peak, saved.total, delta))
     seen = _seen(block, shape, delta.device)
     inverse = divide(constant(1, delta), total.to(torch.float32) * 2.0**-18)
@@ -158,8 +159,9 @@ def _queries(x: Rows, block: Block, shape: AttentionShape) -> Rows:
 
 
 def _keys(x: Rows, block: Block, shape: AttentionShape) -> Rows:
-    hi = x.hi.reshape(-1, shape.sequence, shape.kv_heads, shape.width)[block.window, block.keys, block.kv]
-    return Rows(hi, None, x.scale.reshape(-1, shape.sequence, shape.kv_heads)[block.window, block.keys, block.kv].contiguous())
+    place = (block.window, block.keys, block.kv)
+    hi = x.hi.reshape(-1, shape.sequence, shape.kv_heads, shape.width)[place]
+    return Rows(hi, None, x.scale.reshape(-1, shape.sequence, shape.kv_heads)[place].contiguous())
 
 
 def _place(out: Tensor, block: Block, shape: AttentionShape, rows: Tensor) -> None:

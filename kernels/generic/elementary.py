@@ -1,4 +1,4 @@
-"""exp2, log2, sigmoid and the normal quantile as the contract defines them, in torch operations of one rounding each."""
+"""exp2, log2, sigmoid and the normal quantile as the contract defines them, in torch operations of one rounding."""
 
 import numpy as np
 import torch

@@ -1,9 +1,9 @@
 """Square root, division and conversions, correctly rounded on any device.
 
-Devices, and a device's several code paths, round these differently: torch's square root on the CPU is wrong in up to a fifth of cases.
-So the device's own result is only a first guess. What decides is exact: the remainder, in integers. Nothing is probed here, since
-no probe covers every path that torch may take. Assumed of a device: float32 + − × and rint round to nearest even, int32 ↔ float32
-does too, and integers add, multiply, shift and compare.
+Devices, and a device's several code paths, round these differently: torch's square root on the CPU is wrong in
+up to a fifth of cases. So the device's own result is only a first guess. What decides is exact: the remainder,
+in integers. Nothing is probed here, since no probe covers every path that torch may take. Assumed of a device:
+float32 + − ×, rint and int32 ↔ float32 round to nearest even, and integers add, multiply, shift and compare.
 """
 
 import torch
@@ -39,7 +39,7 @@ def power_of_two(k: Tensor) -> Tensor:
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """a ÷ b in float32, rounded to nearest even; both broadcast. A quotient below 2⁻¹²⁶ is a zero of its sign.
 
-    With mantissas m_a, m_b of 24 bits, the result's is the whole number nearest to m_a·2^s ÷ m_b; a tie would need 25 bits of m_b.
+    With mantissas m_a, m_b of 24 bits, the result's is the whole number nearest to m_a·2^s ÷ m_b; no tie exists.
     """
     a, b = torch.broadcast_tensors(a, b)
     bits_a, bits_b = bits(a), bits(b)
@@ -48,7 +48,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     numerator = m_a << (below + 23)
     divisor = m_b.to(torch.float32)
     q = torch.round(m_a.to(torch.float32) / divisor * power_of_two((below + 23).to(torch.int32))).to(torch.int64)
-    q += torch.round((numerator - q * m_b).to(torch.float32) / divisor).to(torch.int64)  # a guess some units off comes close
+    q += torch.round((numerator - q * m_b).to(torch.float32) / divisor).to(torch.int64)  # from some units off to one
     rest = (numerator - q * m_b) * 2
     q += (rest > m_b).to(torch.int64) - (rest < -m_b).to(torch.int64)
     exponent_a, exponent_b = (bits_a >> 23) & 255, (bits_b >> 23) & 255
@@ -68,7 +68,8 @@ def sqrt(x: Tensor) -> Tensor:
     x_bits = bits(x)
     exponent = (x_bits >> 23) & 255
     odd = (exponent + 1) & 1
-    square = (x_bits & FRACTION | HIDDEN).to(torch.int64) << (odd + 23).to(torch.int64)  # 2^46 … 2^48, by an even power of two
+    # x by an even power of two, from 2^46 to 2^48: its root has 24 bits
+    square = (x_bits & FRACTION | HIDDEN).to(torch.int64) << (odd + 23).to(torch.int64)
     r = torch.round(torch.sqrt(square.to(torch.float32))).to(torch.int64)
     r += torch.round((square - r * r).to(torch.float32) / (2 * r).to(torch.float32)).to(torch.int64)
     rest = square - r * r
@@ -80,7 +81,7 @@ def sqrt(x: Tensor) -> Tensor:
 def f32_of_i64(x: Tensor) -> Tensor:
     """int64 → float32, rounded once to nearest even, for |x| < 2⁶³.
 
-    Shifted down to 28 or 29 bits, the lost ones joined into the last, a number rounds in int32 → float32 as it would whole.
+    Shifted down to 28 or 29 bits, the lost ones joined into the last, a number rounds from int32 as it would whole.
     """
     size = x.abs()
     high = (size >> 31).clamp(max=2**31 - 1).to(torch.int32)  # keeps its leading place, which is all that it is for

@@ -1,7 +1,7 @@
 """The output head: logits, cross-entropy with z-loss, and their gradients, from one log-normaliser.
 
-Logits are made twice and never all at once: for some tokens with the whole vocabulary (losses, dX), then for some of the vocabulary
-with all tokens (dW, whose scale is over the unit's tokens).
+Logits are made twice and never all at once: for some tokens with the whole vocabulary (losses, dX), then for
+some of the vocabulary with all tokens (dW, whose scale is over the unit's tokens).
 """
 
 from collections.abc import Iterator
@@ -67,7 +67,9 @@ def _logits(x: Rows, w: Weight, flag: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(live[:, None], logits, 0.0), live.to(torch.float32)
 
 
-def _add_losses(sums: Tensor, logits: Tensor, targets: Tensor, terms: int, flag: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _add_losses(
+    sums: Tensor, logits: Tensor, targets: Tensor, terms: int, flag: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Add the losses of some tokens to sums; (maximum, normaliser in units of 2⁻⁴⁰, its logarithm) of each."""
     m = row_max(logits)
     e = exp2((logits - m[:, None]) * LOG2_E)

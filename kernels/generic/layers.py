@@ -58,7 +58,7 @@ def _through_norm(g: Tensor, n: Tensor, r: Tensor, flag: Tensor) -> Tensor:
 
 
 def rotate_rows(y: Tensor, rope: Rope, eps: np.float32, query: bool, flag: Tensor) -> Rows:
-    """Gain-free QK-norm per head, rotation of the pairs (even, odd), one slice per (token, head); log₂e/√E in a query's scale."""
+    """Gain-free QK-norm per head, rotation of the pairs, one slice per (token, head); log₂e/√E in a query's scale."""
     width = 2 * rope.cos.shape[1]
     heads = f32(y).reshape(-1, width)
     n = heads * inverse_rms(heads, eps, flag)[:, None]

@@ -1,7 +1,8 @@
 """Numbers of the contract on a torch device: bf16 as bits, maxima on bits, sums of floats as sums of integers.
 
-bf16 tensors are int16 of the same bits: not every device has uint16 or rounds to bfloat16 by itself. Comparisons with a bound are made
-on bits, so that a device which takes liberties with NaN or subnormals does not matter.
+bf16 tensors are int16 of the same bits: not every device has uint16 or rounds to bfloat16 by itself.
+Comparisons with a bound are made on bits, so that a device which takes liberties with NaN or subnormals does
+not matter.
 """
 
 import numpy as np
@@ -56,7 +57,7 @@ def finite_max(x: Tensor, flag: Tensor) -> Tensor:
 
 
 def row_max(x: Tensor) -> Tensor:
-    """The largest value of each row, f32[R], taken on integers that compare as the values do: −0 is below +0."""
+    """The largest value of each row, f32[R], on integers that compare as the values do: −0 is below +0."""
     return _order_key(torch.amax(_order_key(x), 1).view(torch.float32)).view(torch.float32)
 
 
@@ -66,9 +67,9 @@ def _order_key(x: Tensor) -> Tensor:
 
 
 def fixed_sum(x: Tensor, flag: Tensor) -> Tensor:
-    """The sum of each row of x f32[R, C], as f32[R]: exact in a fixed point chosen from the row's maximum, rounded once.
+    """The sum of each row of x f32[R, C], as f32[R]: exact in a fixed point set by the row's maximum, rounded once.
 
-    With 2^E ≤ max|x| < 2^(E+1) and k = min(61 − ⌈log₂ C⌉ − E, 100), the sum of rint(x·2^k) stays below 2⁶² in int64.
+    With 2^E ≤ max|x| < 2^(E+1) and k = min(61 − ⌈log₂ C⌉ − E, 100), Σ rint(x·2^k) stays below 2⁶² in int64.
     A row that is not finite raises the flag and sums to 0.
     """
     top = finite_max(x, flag).view(torch.int32)
@@ -80,7 +81,7 @@ def fixed_sum(x: Tensor, flag: Tensor) -> Tensor:
 
 
 def fixed_point(x: Tensor, scale_bits: int, flag: Tensor, terms: int, limit: int) -> Tensor:
-    """rint(x · 2^scale_bits) as int64. Raises the flag where |x| · terms ≥ 2^limit or x is not finite; such values count as 0."""
+    """rint(x · 2^scale_bits) as int64. Where |x| · terms ≥ 2^limit or x is not finite: the flag, and 0."""
     bad = magnitude(x * float(terms)) >= bits_of(2.0**limit)
     raise_flag(flag, bad)
     return i64_of_f32(torch.round(torch.where(bad, 0.0, x) * 2.0**scale_bits))
@@ -94,7 +95,7 @@ def ceil_log2(n: int) -> int:
 def add_rows(sums: Tensor, index: Tensor, values: Tensor) -> None:
     """sums[index[t]] += values[t] for int64 rows, where an index may repeat.
 
-    Rows of one index are added in pairs, then pairs of pairs: whole-row additions only, since not every device can scatter int64.
+    Rows of one index are added in pairs, then pairs of pairs, since not every device can scatter int64.
     """
     order = torch.sort(index.to(torch.int32), stable=True).indices
     found, counts = np.unique(index.cpu().numpy(), return_counts=True)

@@ -26,16 +26,18 @@ def square_rows(sums: Tensor, mean: float) -> Tensor:
 def adamw(p: Tensor, m: Tensor, v: Tensor, sums: Tensor, s: AdamScalars) -> None:
     """One AdamW update, in place. Values below their floors become +0: gradient 2⁻⁴⁸, m and p 2⁻⁶⁴, v 2⁻¹⁰⁰."""
     flat = [x.view(-1) for x in (p, m, v, sums)]
+    numbers = {name: float(value) for name, value in s._asdict().items()}
     for start in range(0, p.numel(), CHUNK):
-        _update(*(x[start : start + CHUNK] for x in flat), AdamScalars(*map(float, s)))  # type: ignore[arg-type]
+        p_n, m_n, v_n, sums_n = (x[start : start + CHUNK] for x in flat)
+        _update(p_n, m_n, v_n, sums_n, numbers)
 
 
-def _update(p: Tensor, m: Tensor, v: Tensor, sums: Tensor, s: AdamScalars) -> None:
-    g = floor((f32_of_i64(sums) * s.mean) * s.clip, GRADIENT_FLOOR)
-    m[:] = floor(m * s.beta1 + g * s.one_minus_beta1, MOMENT_FLOOR)
-    v[:] = floor(v * s.beta2 + (g * g) * s.one_minus_beta2, SQUARE_FLOOR)
-    update = divide(m * s.correction1, sqrt(v * s.correction2) + s.eps)
-    p[:] = floor(p * s.decay - update * s.lr, WEIGHT_FLOOR)
+def _update(p: Tensor, m: Tensor, v: Tensor, sums: Tensor, s: dict[str, float]) -> None:
+    g = floor((f32_of_i64(sums) * s["mean"]) * s["clip"], GRADIENT_FLOOR)
+    m[:] = floor(m * s["beta1"] + g * s["one_minus_beta1"], MOMENT_FLOOR)
+    v[:] = floor(v * s["beta2"] + (g * g) * s["one_minus_beta2"], SQUARE_FLOOR)
+    update = divide(m * s["correction1"], sqrt(v * s["correction2"]) + s["eps"])
+    p[:] = floor(p * s["decay"] - update * s["lr"], WEIGHT_FLOOR)
 
 
 def floor(x: Tensor, smallest: int) -> Tensor:

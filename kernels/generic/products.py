@@ -1,8 +1,9 @@
 """Exact int8 products in int32, by the fastest method that proves exact on a device.
 
-`torch._int_mm` is used where a probe finds it exact: some processors' instructions saturate, some devices lack it. Elsewhere float32
-products over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are exact in any order (also where a device
-rounds the factors to TF32 or bfloat16, which hold every code). The probe is first run on a device's first product.
+`torch._int_mm` is used where a probe finds it exact: some processors' instructions saturate, some devices lack
+it. Elsewhere float32 products over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are
+exact in any order (also where a device rounds the factors to TF32 or bfloat16, which hold every code). The
+probe runs at a device's first product.
 """
 
 from collections.abc import Callable
@@ -13,13 +14,16 @@ from torch import Tensor
 
 MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32
 SLICE_TERMS = 1024  # 1,024 · 128 · 127 < 2²⁴
+SHAPES = ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (5, MAX_TERMS, 3), (33, 4096, 65))
 Method = Callable[[Tensor, Tensor], Tensor]
 
 
 def integer_product(a: Tensor, b: Tensor) -> Tensor:
     """a int8[R, C] times the transpose of b int8[S, C], as int32[R, S]; raises ValueError beyond 133,144 terms."""
     if a.shape[1] != b.shape[1] or a.shape[1] > MAX_TERMS:
-        raise ValueError(f"an int8 product of {tuple(a.shape)} and {tuple(b.shape)}: inner sizes must agree, up to {MAX_TERMS}")
+        raise ValueError(
+            f"an int8 product of {tuple(a.shape)} and {tuple(b.shape)}: inner sizes must agree, up to {MAX_TERMS}"
+        )
     return METHODS[method(a.device)](a, b)
 
 
@@ -71,12 +75,14 @@ def method(device: torch.device) -> str:
     for name in METHODS:
         if exact(METHODS[name], device):
             return name
-    raise RuntimeError(f"no int8 product is exact on {device}: audit with another backend, and check this machine's memory")
+    raise RuntimeError(
+        f"no int8 product is exact on {device}: audit with another backend, and check this machine's memory"
+    )
 
 
 def exact(candidate: Method, device: torch.device) -> bool:
-    """Whether a method is exact where wrong ones fail: extremes, random codes, small, odd and long shapes. Lacking it is no fault."""
-    for m, k, n in ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (5, MAX_TERMS, 3), (33, 4096, 65)):
+    """Whether a method exists and is exact where wrong ones fail: extremes, random codes, odd and long shapes."""
+    for m, k, n in SHAPES:
         for x, y in ((127, 127), (-127, 127), (-127, -127), (-128, 127)):
             a = torch.full((m, k), x, dtype=torch.int8, device=device)
             b = torch.full((n, k), y, dtype=torch.int8, device=device)

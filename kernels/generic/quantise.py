@@ -1,4 +1,4 @@
-"""Quantisers: rows, columns and weights become integers with one scale each. See kernels/reference/quantise.py for the definition."""
+"""Quantisers: rows, columns and weights become integers with one scale each, defined in kernels/reference."""
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def quantise_rows(x: Tensor, slices: int, flag: Tensor) -> Rows:
 
 
 def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
-    """A weight f32[O, I] as int8 rows, by the rule "max" or "lsq"; the layout is its transpose, which backward products read."""
+    """A weight f32[O, I] as int8 rows, by the rule "max" or "lsq"; the layout is its transpose, for the backward."""
     top = finite_max(w, flag)
     if rule == "max":
         scale, inverse = scale_and_inverse(top, 1)

@@ -1,4 +1,4 @@
-"""The generic torch backend on the CPU: the vectors, its exact primitives against NumPy, and devices whose own are wrong."""
+"""The generic torch backend on the CPU: the vectors, its primitives against NumPy, devices whose own are wrong."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ EDGES = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2.0**-126, 3.4028235e
 def test_division_is_correctly_rounded(draw: Callable[[int, int], np.ndarray]) -> None:
     a, c = draw(1, COUNT), draw(2, COUNT)
     a, c = np.concatenate([a, np.repeat(EDGES, len(EDGES))]), np.concatenate([c, np.tile(EDGES, len(EDGES))])
-    normal = (np.abs(a) >= F32(2.0**-126)) & (np.abs(c) >= F32(2.0**-126)) | (a == 0) | (c == 0) | np.isnan(a) | np.isnan(c)
+    normal = (
+        (np.abs(a) >= F32(2.0**-126)) & (np.abs(c) >= F32(2.0**-126)) | (a == 0) | (c == 0) | np.isnan(a) | np.isnan(c)
+    )
     a, c = a[normal], c[normal]
     assert_same(exact.divide(torch.from_numpy(a), torch.from_numpy(c)), a / c)
 
@@ -106,7 +108,9 @@ def test_int64_becomes_float32_with_one_rounding() -> None:
 def test_float32_becomes_int64_exactly() -> None:
     random = np.random.default_rng(5)
     x = np.rint(np.ldexp(random.uniform(-1, 1, COUNT).astype(F32), random.integers(0, 63, COUNT)).astype(F32))
-    x = np.concatenate([x, F32([0, 1, -1, 2.0**31, -(2.0**31), 2.0**62 - 2.0**38, -(2.0**62) + 2.0**38, 1.5 * 2.0**31])])
+    x = np.concatenate(
+        [x, F32([0, 1, -1, 2.0**31, -(2.0**31), 2.0**62 - 2.0**38, -(2.0**62) + 2.0**38, 1.5 * 2.0**31])]
+    )
     assert np.array_equal(exact.i64_of_f32(torch.from_numpy(x)).numpy(), x.astype(np.int64))
 
 
@@ -127,7 +131,7 @@ def test_constants_are_the_reference_s() -> None:
 
 
 def off_by_ulps(function: BitsOff, ulps: int) -> BitsOff:
-    """A device whose result is some units in the last place off, up and down by turns; right for what is no ordinary number."""
+    """A device whose result is some units in the last place off, up and down by turns."""
 
     def wrong(*args: Any) -> torch.Tensor:
         right = function(*args)
