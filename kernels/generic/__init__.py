@@ -43,7 +43,7 @@ def on(name: str) -> ModuleType:
     module = ModuleType(f"kernels.generic.{name}", __doc__)
     own = {
         "NAME": f"generic:{name}",
-        "describe": partial(_describe, device),
+        "describe": partial(_describe, name, device),
         "new_flag": partial(torch.zeros, 1, dtype=torch.int32, device=device),
         "new_sums": partial(torch.zeros, dtype=torch.int64, device=device),
         "to_device": partial(_to_device, device),
@@ -56,11 +56,11 @@ def on(name: str) -> ModuleType:
     return module
 
 
-def _describe(device: torch.device) -> dict[str, Any]:
+def _describe(name: str, device: torch.device) -> dict[str, Any]:
     """What this backend runs on, for segment records and certificates."""
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        "backend": f"generic:{device}",
+        "backend": f"generic:{name}",
         "product": products.method(device),
         "torch": torch.__version__,
         "device": kind,

@@ -95,9 +95,10 @@ def inverse_root(width: int) -> np.float32:
 
 
 def _tables(rope: Rope, tokens: int, rows: int) -> tuple[Tensor, Tensor]:
-    row = torch.arange(rows, dtype=torch.int64, device=rope.cos.device)
-    position = torch.div(row, rows // tokens, rounding_mode="floor") % rope.cos.shape[0]
-    return rope.cos.index_select(0, position), rope.sin.index_select(0, position)
+    """Cosines and sines of each (token, head): whole copies, since some devices divide integers as floats."""
+    windows = -(-tokens // len(rope.cos))
+    cos, sin = (table.repeat_interleave(rows // tokens, 0).repeat(windows, 1)[:rows] for table in rope)
+    return cos, sin
 
 
 def swiglu_rows(gate_up: Tensor, slices: int, flag: Tensor) -> Rows:
