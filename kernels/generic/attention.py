@@ -94,7 +94,8 @@ def _probabilities_and_gradient(
     p = exp2((_scores(q_b, k_b) - peak[:, None]).clamp_(max=0.0)) * inverse[:, None]
     p = torch.where(seen, p, 0.0)
     dp = (value(d_b.hi, d_b.lo, v_b.hi) * d_b.scale[:, None]) * v_b.scale[None, :]
-    return p, p * (dp - delta[:, None]), q_b, d_b
+    ds = torch.where(seen, p * (dp - delta[:, None]), 0.0)  # dP of a key that is not seen may be infinite
+    return p, ds, q_b, d_b
 
 
 def _key_gradient(left: Tensor, q: Rows, flag: Tensor) -> Tensor:

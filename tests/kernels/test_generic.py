@@ -12,9 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from kernels import conformance
+from kernels import conformance, reference
 from kernels.generic import attention, elementary, exact, head, numbers, optimizer, products
+from kernels.interface import AttentionShape, Rows
 from kernels.reference import constants
+from kernels.reference.numbers import bf16
 from tests.kernels import float_guard
 
 COUNT = 200_000
@@ -123,6 +125,23 @@ def test_rows_of_one_index_are_added() -> None:
         np.add.at(expected, index, values)
         numbers.add_rows(torch.from_numpy(sums), torch.from_numpy(index), torch.from_numpy(values))
         assert np.array_equal(sums, expected)
+
+
+def test_an_infinite_gradient_of_an_unseen_score_counts_for_nothing(b: ModuleType) -> None:
+    shape = AttentionShape(heads=2, kv_heads=1, width=16, sequence=40, window=8)
+    ones = np.ones((40, 16), np.int8)
+    k = Rows(ones, None, np.full(40, 2.0**-8, F32))
+    v = Rows(ones, None, np.where(np.arange(40) == 39, F32(2.0**60), F32(1)))  # seen by the last query alone
+    q = Rows(np.ones((80, 16), np.int8), None, np.full(80, 2.0**-8, F32))
+    d_out = np.where(np.arange(40) < 39, F32(2.0**70), F32(0))[:, None] * np.ones((1, 32), F32)
+    results = []
+    for backend in (reference, b):
+        flag = backend.new_flag()
+        rows = [Rows(backend.to_device(x.hi), None, backend.to_device(x.scale)) for x in (q, k, v)]
+        saved = backend.attention(*rows, shape)
+        gradients = backend.attention_backward(*rows, saved, backend.to_device(bf16(d_out)), shape, flag)
+        results.append([backend.to_host(x).tobytes() for x in (*saved, *gradients, flag)])
+    assert results[0] == results[1]
 
 
 def test_constants_are_the_reference_s() -> None:
