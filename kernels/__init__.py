@@ -10,14 +10,17 @@ from types import ModuleType
 from kernels.interface import CONTRACT
 
 BACKENDS = ("cpu", "reference")
+GENERIC = "generic:"  # followed by a torch device
 
 __all__ = ["BACKENDS", "CONTRACT", "backend", "vectors_digest"]
 
 
 def backend(name: str) -> ModuleType:
     """The backend module of that name; raises ValueError for an unknown one."""
+    if name.startswith(GENERIC):
+        return importlib.import_module("kernels.generic").on(name.removeprefix(GENERIC))
     if name not in BACKENDS:
-        raise ValueError(f"no backend is called {name!r}; there are: {', '.join(BACKENDS)}")
+        raise ValueError(f"no backend is called {name!r}; there are: {', '.join(BACKENDS)}, {GENERIC}<torch device>")
     return importlib.import_module(f"kernels.{name}")
 
 

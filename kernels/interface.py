@@ -1,17 +1,21 @@
 """What every backend provides: the same functions, over the same few types.
 
-A backend is a module. Choosing one is choosing a device; no choice changes a bit. Shape letters, here and in the
-backends:
+A backend is a module. Choosing one is choosing a device; no choice changes a bit. Arrays live on the backend's
+device in whatever type it likes: NumPy's here, a torch tensor there. What crosses over goes through `to_device`
+and `to_host`, which do nothing where the device is the host. Shape letters, here and in the backends:
 
     T tokens of a unit   D model width   O, I rows and columns of a weight   F feed-forward width   V vocabulary
     H query heads   K key/value heads   E head width   N windows of a unit (T = N · sequence length)
 
-bf16 arrays hold the sixteen bits of each value (uint16). `flag` is a mutable one-element array that an operation sets
-to 1 when it meets a value that is not finite, or too large for a fixed-point sum; what it then returns is defined and
-finite, but the step it belongs to is void.
+bf16 arrays hold the sixteen bits of each value (uint16 on the host). `flag` is a mutable one-element array that
+an operation sets to 1 when it meets a value that is not finite, or too large for a fixed-point sum; what it
+then returns is defined and finite, but the step it belongs to is void.
 
     NAME; describe() -> dict for segment records and certificates
+    to_device(array) -> the backend's own, perhaps of the same memory; the backend's own stays what it is
+    to_host(x) -> np.ndarray, perhaps of the same memory
     new_flag() -> flag
+    new_sums(shape) -> i64[shape], zeros
     initial_weights(seed, name, shape, std) -> f32[shape]
     embed(table f32[V,D], tokens i64[T]) -> bf16[T,D]
     norm_bf16(x bf16[T,D], gain f32[D], eps, flag) -> (bf16[T,D], r f32[T])

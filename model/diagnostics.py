@@ -9,28 +9,29 @@ from model.state import State
 from model.transformer import Network
 
 
-def measure(net: Network, state: State, sums: dict[str, np.ndarray], mean: np.float32) -> dict[str, Any]:
-    """Per parameter, after the update: norms as float bits, smallest and largest quantiser step, codes at the rim, zero
-    gradients."""
+def measure(net: Network, state: State, sums: dict[str, Any], mean: np.float32) -> dict[str, Any]:
+    """Per parameter, after the update: norms as float bits, quantiser steps, codes at the rim, zero gradients."""
     return {name: _tensor(net, name, weight, sums[name], mean) for name, weight in sorted(state.weights.items())}
 
 
-def _tensor(net: Network, name: str, weight: np.ndarray, sums: np.ndarray, mean: np.float32) -> dict[str, Any]:
+def _tensor(net: Network, name: str, weight: np.ndarray, sums: Any, mean: np.float32) -> dict[str, Any]:
     backend, flag = net.backend, net.backend.new_flag()
     rows = weight.reshape(1 if weight.ndim == 1 else len(weight), -1)
+    gradient = backend.to_host(sums)
     report: dict[str, Any] = {
-        "weight_norm": _norm(backend, backend.fixed_sum(rows * rows, flag), flag),
+        "weight_norm": _norm(backend, backend.fixed_sum(backend.to_device(rows * rows), flag), flag),
         "gradient_norm": _norm(backend, backend.square_rows(sums, mean), flag),
-        "elements": int(sums.size),
-        "zero_gradients": int(np.count_nonzero(sums == 0)),
+        "elements": int(gradient.size),
+        "zero_gradients": int(np.count_nonzero(gradient == 0)),
     }
     quantised = net.weights.get(name)
     if quantised is not None:
-        report["smallest_step"] = canonical.bits(quantised.scale.min())
-        report["largest_step"] = canonical.bits(quantised.scale.max())
-        report["codes_at_rim"] = int(np.count_nonzero(np.abs(quantised.hi) == 127))
+        scale, codes = backend.to_host(quantised.scale), backend.to_host(quantised.hi)
+        report["smallest_step"] = canonical.bits(scale.min())
+        report["largest_step"] = canonical.bits(scale.max())
+        report["codes_at_rim"] = int(np.count_nonzero(np.abs(codes) == 127))
     return report
 
 
-def _norm(backend: Any, squares: np.ndarray, flag: Any) -> str:
-    return canonical.bits(np.sqrt(backend.fixed_sum(squares[None, :], flag)[0]))
+def _norm(backend: Any, squares: Any, flag: Any) -> str:
+    return canonical.bits(np.sqrt(backend.to_host(backend.fixed_sum(squares[None, :], flag))[0]))

@@ -60,7 +60,9 @@ def initial_state(spec: RunSpec, backend: ModuleType) -> State:
     """State 0: norm gains 1, everything else drawn from the seed, moments zero."""
     std = host.f32(spec.model.init_std)
     weights = {
-        name: np.ones(shape, np.float32) if len(shape) == 1 else backend.initial_weights(spec.seed, name, shape, std)
+        name: np.ones(shape, np.float32)
+        if len(shape) == 1
+        else backend.to_host(backend.initial_weights(spec.seed, name, shape, std))
         for name, shape in spec.model.shapes().items()
     }
     m, v = ({name: np.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))

@@ -61,7 +61,7 @@ def step(
     windows = _checked(spec, plan.windows, windows)
     flag = backend.new_flag()
     net = network(spec, backend, state.weights, flag)
-    sums = {name: np.zeros(w.shape, np.int64) for name, w in state.weights.items()}
+    sums = {name: backend.new_sums(w.shape) for name, w in state.weights.items()}
     nll, lse2 = _accumulate(net, windows, sums, flag)
     finite = not flag[0]
     lr = schedule.learning_rate(spec, plan.tokens_before)
@@ -73,10 +73,11 @@ def step(
         state.updates += 1
         _update(spec, backend, state, sums, lr, mean, clip)
     report = diagnostics.measure(net, state, sums, mean) if diagnose and finite else None
+    gradient = {name: backend.to_host(s) for name, s in sorted(sums.items())} if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    gradients = {name: digest.tensor_digest(name, s) for name, s in sorted(sums.items())} if finite else {}
+    gradients = {name: digest.tensor_digest(name, s) for name, s in gradient.items()}
     if take is not None and finite:
-        take(sums)
+        take(gradient)
     root, tensors = states.root(state)
     return StepRecord(
         step=plan.step,
@@ -94,7 +95,7 @@ def step(
         halt=halt,
         tensors=tensors,
         gradients=gradients,
-        zero_gradients=tuple(name for name, s in sorted(sums.items()) if finite and not s.any()),
+        zero_gradients=tuple(name for name, s in gradient.items() if not s.any()),
         diagnostics=report,
     )
 
@@ -110,10 +111,11 @@ def evaluate(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarr
     return None if flag[0] else canonical.bits(host.f32(nll) * _mean_scale(windows, GRADIENT_BITS))
 
 
-def gradient_norm(backend: ModuleType, sums: dict[str, np.ndarray], mean: np.float32) -> np.float32:
+def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32) -> np.float32:
     """Global norm of the mean gradient in two levels: squares by row, then over all rows, each an integer sum."""
-    rows = np.concatenate([backend.square_rows(sums[name], mean) for name in sorted(sums)])
-    return np.sqrt(backend.fixed_sum(rows[None, :], backend.new_flag())[0])
+    rows = np.concatenate([backend.to_host(backend.square_rows(sums[name], mean)) for name in sorted(sums)])
+    total = backend.fixed_sum(backend.to_device(rows[None, :]), backend.new_flag())
+    return np.sqrt(backend.to_host(total)[0])
 
 
 def clip_factor(spec: RunSpec, norm: np.float32) -> np.float32:
@@ -121,7 +123,7 @@ def clip_factor(spec: RunSpec, norm: np.float32) -> np.float32:
     return min(np.float32(1), host.f32(spec.optimizer.clip_norm) / (norm + host.f32("0.000001")))
 
 
-def _accumulate(net: Network, windows: np.ndarray, sums: dict[str, np.ndarray], flag: Any) -> tuple[int, int]:
+def _accumulate(net: Network, windows: np.ndarray, sums: dict[str, Any], flag: Any) -> tuple[int, int]:
     two_z = host.f32(2 * host.exact(net.spec.optimizer.z_loss))
     nll, lse2, size = 0, 0, net.spec.numerics.unit_windows
     for first in range(0, len(windows), size):
@@ -134,7 +136,7 @@ def _update(
     spec: RunSpec,
     backend: ModuleType,
     state: State,
-    sums: dict[str, np.ndarray],
+    sums: dict[str, Any],
     lr: np.float32,
     mean: np.float32,
     clip: np.float32,
@@ -144,7 +146,12 @@ def _update(
     }
     for name, weight in state.weights.items():
         scalars = both[not spec.optimizer.no_decay(name, weight.shape)]
-        backend.adamw(weight, state.m[name], state.v[name], sums[name], scalars)
+        arrays = (weight, state.m[name], state.v[name])
+        tensors = tuple(map(backend.to_device, arrays))
+        backend.adamw(*tensors, sums[name], scalars)
+        for array, tensor in zip(arrays, tensors, strict=True):
+            if tensor is not array:
+                array[...] = backend.to_host(tensor)
 
 
 def _mean_scale(windows: np.ndarray, bits: int) -> np.float32:

@@ -26,12 +26,12 @@ class Network:
 
     spec: RunSpec
     backend: ModuleType
-    tensors: dict[str, np.ndarray]  # embedding and norm gains, f32
+    tensors: dict[str, Any]  # embedding and norm gains, f32
     weights: dict[str, Weight]  # linears and head
     rope: Rope
     eps: np.float32
 
-    def gain(self, name: str) -> np.ndarray:
+    def gain(self, name: str) -> Any:
         """The gain f32[D] of a norm."""
         return self.tensors[name]
 
@@ -84,20 +84,20 @@ class Trace:
 def network(spec: RunSpec, backend: ModuleType, weights: dict[str, np.ndarray], flag: Any) -> Network:
     """Quantise every linear by the recipe's rule and the head by its rows' maxima."""
     rule = spec.numerics.weight_scale
-    plain = {name: w for name, w in weights.items() if w.ndim == 1 or name == "embed"}
+    plain = {name: backend.to_device(w) for name, w in weights.items() if w.ndim == 1 or name == "embed"}
     quantised = {
-        name: backend.quantise_weight(w, "max" if name == "head" else rule, flag)
+        name: backend.quantise_weight(backend.to_device(w), "max" if name == "head" else rule, flag)
         for name, w in weights.items()
         if name not in plain
     }
     m = spec.model
-    rope = Rope(*host.rope_tables(m.seq_len, m.head_dim, m.rope_theta))
+    rope = Rope(*map(backend.to_device, host.rope_tables(m.seq_len, m.head_dim, m.rope_theta)))
     return Network(spec, backend, plain, quantised, rope, host.f32(m.norm_eps))
 
 
-def forward(net: Network, tokens: np.ndarray, flag: Any) -> Trace:
+def forward(net: Network, tokens: Any, flag: Any) -> Trace:
     """Run a unit's input tokens i64[T] up to the head's input."""
-    embedded = net.backend.embed(net.tensors["embed"], tokens)
+    embedded = net.backend.embed(net.tensors["embed"], net.backend.to_device(tokens))
     x, r_embed = net.backend.norm_bf16(embedded, net.gain("embed_norm"), net.eps, flag)
     layers = []
     for layer in range(net.spec.model.layers):
@@ -111,7 +111,8 @@ def forward(net: Network, tokens: np.ndarray, flag: Any) -> Trace:
 def unit_loss(net: Network, windows: np.ndarray, flag: Any) -> tuple[int, int]:
     """(Σ nll in 2⁻²⁴ nats, Σ lse² in 2⁻²⁰) of windows i64[N, S+1], without gradients."""
     trace = forward(net, windows[:, :-1].reshape(-1), flag)
-    return net.backend.head(trace.rows, net.weights["head"], windows[:, 1:].reshape(-1), flag)
+    targets = net.backend.to_device(windows[:, 1:].reshape(-1))
+    return net.backend.head(trace.rows, net.weights["head"], targets, flag)
 
 
 def unit_gradients(
@@ -120,7 +121,7 @@ def unit_gradients(
     """unit_loss(), adding the unit's gradient of Σ (nll + z·lse²) to `sums`, int64 in units of 2⁻²⁴, by parameter
     name."""
     b = net.backend
-    tokens, targets = windows[:, :-1].reshape(-1), windows[:, 1:].reshape(-1)
+    tokens, targets = (b.to_device(part.reshape(-1)) for part in (windows[:, :-1], windows[:, 1:]))
     trace = forward(net, tokens, flag)
     nll, lse2, dy = b.head_backward(trace.rows, net.weights["head"], targets, two_z, sums["head"], flag)
     dx = b.norm_backward(dy, trace.final_TD, trace.r_final_T, net.gain("final_norm"), None, sums["final_norm"], flag)

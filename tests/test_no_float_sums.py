@@ -31,6 +31,7 @@ SITES = {
     ("kernels/reference/products.py", "integer_product", "@"): "int8 codes in float64: every partial sum is below 2^53",
     ("kernels/cpu/products.py", "_float32", "np.matmul"): "slices of 1,024 codes: every partial sum is below 2^24",
     ("kernels/cpu/products.py", "exact", "@"): "the probe's own truth, in float64 below 2^53",
+    ("kernels/generic/products.py", "_float32", "@"): "codes in slices of 1,024 terms: every partial sum is below 2^24",
     ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
     ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
 }

@@ -46,6 +46,7 @@ __all__ = [
     "initial_weights",
     "linear_backward",
     "new_flag",
+    "new_sums",
     "norm_backward",
     "norm_bf16",
     "norm_rows",
@@ -58,12 +59,29 @@ __all__ = [
     "square_rows",
     "swiglu_backward",
     "swiglu_rows",
+    "to_device",
+    "to_host",
 ]
 
 
 def new_flag() -> np.ndarray:
     """A step's flag, not raised."""
     return np.zeros(1, np.int32)
+
+
+def new_sums(shape: tuple[int, ...]) -> np.ndarray:
+    """Fixed-point sums, all zero."""
+    return np.zeros(shape, np.int64)
+
+
+def to_device(array: np.ndarray) -> np.ndarray:
+    """The device is the host: the array itself."""
+    return array
+
+
+def to_host(array: np.ndarray) -> np.ndarray:
+    """The array itself."""
+    return array
 
 
 def describe() -> dict[str, Any]:
