@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from prefect import flow, tags
+from prefect.runtime import flow_run
 
+from flows.naming import short
 from tasks.audit import audit_step
 from tasks.references import Audited, Backend, Step, absolute, records_of
 
 
-@flow(flow_run_name="audit {published}: step {step}")
+def _name() -> str:
+    given = flow_run.parameters
+    piece = "the initial state" if given["step"] is None else f"step {given['step']}"
+    return f"audit {piece} of {short(str(given['published']))}"
+
+
+@flow(flow_run_name=_name)
 def audit(
     published: str = "runs/demo/published", step: Step = None, backend: Backend = "cpu", records: str = ""
 ) -> Audited:
@@ -20,5 +28,5 @@ def audit(
         backend: cpu is fast; reference is plain NumPy and slow. It changes no bit.
         records: Folder for this machine's draws and certificates. Empty: runs/audits.
     """
-    with tags("initial" if step is None else f"step:{step}"):
+    with tags(f"run:{short(published)}", "initial" if step is None else f"step:{step}"):
         return audit_step(absolute(published), step, backend, records_of(records))

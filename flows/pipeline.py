@@ -9,6 +9,7 @@ from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.audit import audit
+from flows.naming import named
 from flows.prepare import prepare
 from flows.publish import publish
 from flows.sample import nightly_sample
@@ -30,7 +31,7 @@ class Chain(BaseModel):
     seconds: dict[str, float]
 
 
-@flow(flow_run_name="pipeline {recipe}")
+@flow(flow_run_name=named("pipeline", "recipe"))
 def pipeline(recipe: str = "demo", folder: str = "", backend: Backend = "cpu", audits: Audits = 2) -> Chain:
     """Prepare, train, publish; then, from the published run alone, audit the initial state and a sample of steps.
 

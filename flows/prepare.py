@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.naming import named
 from tasks.prepare import prepare_mix
 from tasks.references import Mix, places
 
 
-@flow(flow_run_name="prepare {recipe}")
+@flow(flow_run_name=named("prepare", "recipe"))
 def prepare(recipe: str = "demo", folder: str = "") -> Mix:
     """Cut a recipe's pinned text into windows. Doing it twice gives the same root; files already there are kept.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.naming import named
 from tasks.publish import publish_run
 from tasks.references import Places, Published, absolute
 
 
-@flow(flow_run_name="publish {folder}")
+@flow(flow_run_name=named("publish", "folder"))
 def publish(folder: str = "runs/demo", target: str = "") -> Published:
     """Copy ledger, checkpoints and windows to a store, read back every object and compare, then sign the release.
 

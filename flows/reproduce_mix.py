@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.naming import named
 from tasks.prepare import compare_mixes, prepare_mix
 from tasks.references import Mix, places
 
 
-@flow(flow_run_name="reproduce the mix of {recipe}")
+@flow(flow_run_name=named("reproduce the mix of", "recipe"))
 def reproduce_mix(recipe: str = "demo", folder: str = "") -> Mix:
     """Fails, naming the first source, file and window that differ, unless the rebuilt mix is the recorded one.
 

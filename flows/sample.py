@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from prefect import flow, tags
 from prefect.runtime import flow_run
 
+from flows.naming import named, short
 from tasks.audit import audit_step
 from tasks.references import Audited, Backend, Count, absolute, records_of
 from tasks.sample import draw_steps
 
 
-@flow(flow_run_name="nightly sample of {published}")
+@flow(flow_run_name=named("nightly sample of", "published"))
 def nightly_sample(
     published: str = "runs/demo/published",
     count: Count = 1,
@@ -36,6 +37,6 @@ def nightly_sample(
     steps = draw_steps(absolute(published), night, count, kept, beacon)
     done = []
     for step in steps:
-        with tags(f"draw:{night}", f"step:{step}"):
+        with tags(f"run:{short(published)}", f"draw:{night}", f"step:{step}"):
             done.append(audit_step(absolute(published), step, backend, kept, night))
     return done

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from prefect import flow, tags
 
+from flows.naming import named, short
 from storage import recipe as recipes
 from tasks.references import Backend, Trained, places
 from tasks.train import begin_run, report_run, train_segment
 
 
-@flow(flow_run_name="train {recipe}")
+@flow(flow_run_name=named("train", "recipe"))
 def train(recipe: str = "demo", folder: str = "", backend: Backend = "cpu") -> Trained:
     """Train a prepared recipe to its end, or go on where it stopped.
 
@@ -24,7 +25,7 @@ def train(recipe: str = "demo", folder: str = "", backend: Backend = "cpu") -> T
     """
     where = places(recipe, folder)
     begin_run(recipe, where.mix, where.run, backend)
-    with tags(f"run:{recipe}"):
+    with tags(f"run:{short(recipe)}"):
         for end in recipes.load(recipe).stops():
             # Called, not submitted: a cancellation reaches the main thread only.
             train_segment(recipe, where.run, where.mix, end, backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
 
 from storage.errors import VerbatimError
 from tasks import process
@@ -25,7 +26,12 @@ class AuditFailed(VerbatimError):
         )
 
 
-@task(task_run_name="audit {store}: step {step}", cache_policy=NO_CACHE)
+def _name() -> str:
+    step = task_run.parameters["step"]
+    return "audit the initial state" if step is None else f"audit step {step}"
+
+
+@task(task_run_name=_name, cache_policy=NO_CACHE)
 def audit_step(store: str, step: int | None, backend: str, records: str, draw: str = "") -> Audited:
     """Replay one step, or regenerate the initial state (step None). Raises AuditFailed unless it matches."""
     piece = "initial" if step is None else f"step {step}"

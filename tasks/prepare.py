@@ -17,7 +17,7 @@ from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
 
-@task(task_run_name="prepare the mix of {recipe}", cache_policy=NO_CACHE)
+@task(task_run_name="prepare the mix", cache_policy=NO_CACHE)
 def prepare_mix(recipe: str, mix: str) -> Mix:
     """Fetch, check, extract, tokenize, cut. Idempotent: what a former call finished is verified and kept."""
     spec = recipes.load(recipe).mix
@@ -62,7 +62,7 @@ def _show(manifest: Manifest) -> None:
     create_table_artifact(rows, key="mix-sources", description=f"Sources of mix {manifest.root[:16]}")
 
 
-@task(task_run_name="compare {rebuilt}", cache_policy=NO_CACHE)
+@task(task_run_name="compare the two mixes", cache_policy=NO_CACHE)
 def compare_mixes(recorded: str, rebuilt: str) -> None:
     """Raises Divergence, naming the first source and part that differ, unless the two mix roots are equal."""
     first, second = read_manifest(open_store(recorded)), read_manifest(open_store(rebuilt))

@@ -15,7 +15,7 @@ from tasks.progress import Progress
 from tasks.references import KEYS, Published, key_name
 
 
-@task(task_run_name="publish {run} to {target}", cache_policy=NO_CACHE)
+@task(task_run_name="publish to {target}", cache_policy=NO_CACHE)
 def publish_run(run: str, mix: str, target: str) -> Published:
     """Idempotent: objects that are there already are compared, not copied again."""
     progress = Progress("Publish", key_name("publish", Path(run).parent.name), 1, "objects")

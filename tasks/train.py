@@ -25,7 +25,7 @@ from tasks.progress import Progress
 from tasks.references import KEYS, Segment, Trained, key_name
 
 
-@task(task_run_name="begin the run of {recipe}", cache_policy=NO_CACHE)
+@task(task_run_name="begin the run", cache_policy=NO_CACHE)
 def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
     """Write the ledger's header, or check that the run that is there is this one. Returns the run id."""
     path = recipes.find(recipe)
@@ -46,7 +46,7 @@ def _was_killed(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
 
 
 @task(
-    task_run_name="train {run} to step {until}",
+    task_run_name="train to step {until}",
     cache_policy=NO_CACHE,
     retries=5,
     retry_delay_seconds=1,
@@ -92,7 +92,7 @@ def _show(progress: Progress, event: Event) -> None:
     progress(event["step"] + 1, f"loss {'void' if event['loss'] is None else format(event['loss'], '.3f')}{repeated}")
 
 
-@task(task_run_name="report {run}", cache_policy=NO_CACHE)
+@task(task_run_name="report the run", cache_policy=NO_CACHE)
 def report_run(run: str) -> Trained:
     """Read the whole ledger back, and show losses and roots, the result first."""
     found = account(open_store(run))
@@ -107,6 +107,4 @@ def report_run(run: str) -> Trained:
     )
     rows = [{"after steps": step, "held-out loss": loss} for step, loss in held_out]
     create_table_artifact(rows, key="held-out", description="Mean loss over the held-out windows, in nats")
-    return Trained(
-        uri=run, steps=found.steps, ledger_head=found.ledger_head, trajectory_root=found.trajectory_root
-    )
+    return Trained(uri=run, steps=found.steps, ledger_head=found.ledger_head, trajectory_root=found.trajectory_root)
