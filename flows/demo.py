@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
@@ -28,16 +29,18 @@ from storage.account import Account, account
 from storage.errors import Divergence, VerbatimError
 from storage.ledger import part_key
 from storage.store import open_store
+from storage.stream import Stream
 
 if TYPE_CHECKING:
     from flows.pipeline import Chain
 
 RECIPE = "demo"
 # What every run of the demo gives, whatever the machine, its threads and its instructions.
+LEARNED = 0.5  # nats by which training must beat the held-out windows' own token frequencies
 EXPECTED = recipes.RECIPES / "demo.expected.json"
 FOLDER = environment.PROJECT / "runs" / "demo"
 KILL_IN_STEP = 23
-INTO_THE_STEP = 1.0  # seconds after the step before it was recorded
+INTO_THE_STEP = 0.2  # seconds after the step before it was recorded
 
 console = Console()
 
@@ -81,8 +84,9 @@ def main() -> None:
     seconds["total"] = time.monotonic() - began
     found = account(open_store(chain.run.uri))
     _write_summary(chain, found, seconds, memory.gigabytes)
-    _show(chain, found, seconds, memory.gigabytes)
-    _check(found, killer)
+    entropy = _unigram_entropy(chain)
+    _show(chain, found, seconds, memory.gigabytes, entropy)
+    _check(found, killer, entropy)
 
 
 def _verify(chain: Chain) -> None:
@@ -115,11 +119,19 @@ def _write_summary(chain: Chain, found: Account, seconds: dict[str, float], memo
     (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
-def _show(chain: Chain, found: Account, seconds: dict[str, float], memory: float) -> None:
+def _unigram_entropy(chain: Chain) -> float:
+    """Nats a token of the held-out windows would cost if each were guessed by how often it occurs in them."""
+    counts = np.unique(Stream.open(open_store(chain.mix.uri)).held_out()[:, 1:], return_counts=True)[1]
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _show(chain: Chain, found: Account, seconds: dict[str, float], memory: float, entropy: float) -> None:
     held_out = [loss for loss in found.held_out.values() if loss is not None]
     lines = [
         ("windows", f"{chain.mix.windows:,}"),
         ("held-out loss", f"{held_out[0]:.3f} → {held_out[-1]:.3f} nats in {found.steps} steps"),
+        ("unigram entropy", f"{entropy:.3f} nats: what token frequencies alone would give there"),
         ("killed", f"in step {KILL_IN_STEP}; steps {', '.join(map(str, found.validated))} repeated: equal"),
         *((f"audit, {a.piece}", f"{a.verdict.upper()} in {a.seconds:.0f} s") for a in chain.audits),
         ("certificates", f"{len(chain.audits)} verified, from the published run alone"),
@@ -134,12 +146,18 @@ def _show(chain: Chain, found: Account, seconds: dict[str, float], memory: float
         console.print(f"[bold]{name:16}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def _check(found: Account, killer: Killer) -> None:
+def _check(found: Account, killer: Killer, entropy: float) -> None:
+    last = found.held_out[found.steps]
+    if last is None or last > entropy - LEARNED:
+        raise VerbatimError(
+            f"the held-out loss is {last} nats; it was to end {LEARNED} below the unigram entropy of {entropy:.3f}",
+            cause="the recipe was changed for the worse",
+        )
     if not killer.killed or KILL_IN_STEP - 1 not in found.validated:
         raise Divergence(
             f"the training process was to be killed in step {KILL_IN_STEP} and its last steps repeated; "
             f"killed: {killer.killed}, repeated: {found.validated}",
-            cause="a step takes less than a second here, so the process was past it",
+            cause="a step takes less than a fifth of a second here, so the process was past it",
         )
     for name, expected in json.loads(EXPECTED.read_text(encoding="utf-8")).items():
         if (root := getattr(found, name)) != expected:
