@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from flows.pipeline import Chain
 
 RECIPE = "demo"
-# What every run of the demo gives, whatever the machine, its threads and its instructions.
 LEARNED = 0.5  # nats by which training must beat the held-out windows' own token frequencies
+# What every run of the demo gives, whatever the machine, its threads and its instructions.
 EXPECTED = recipes.RECIPES / "demo.expected.json"
 FOLDER = environment.PROJECT / "runs" / "demo"
 KILL_IN_STEP = 23
@@ -173,5 +173,5 @@ if __name__ == "__main__":
     try:
         main()
     except VerbatimError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
+        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)

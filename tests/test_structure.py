@@ -23,7 +23,7 @@ MAY_IMPORT = {
         *("fsspec", "pyarrow", "duckdb", "safetensors", "cryptography", "tokenizers", "fastokens", "blake3"),
     },
     "tasks": {"tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect"},
-    "flows": {"flows", "tasks", "storage", "model", "kernels", "pydantic", "prefect", "typer", "rich", "uvicorn"},
+    "flows": {"flows", "tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect", "typer", "rich"},
 }
 # The types that all backends share, which obey the same rule as the reference.
 SHARED_TYPES = "kernels/interface.py"
