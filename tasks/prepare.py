@@ -9,10 +9,12 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage import recipe as recipes
-from storage.corpus.manifest import Manifest, read_manifest
+from storage.corpus.compare import first_difference
+from storage.corpus.manifest import Manifest
 from storage.corpus.prepare import prepare
 from storage.errors import Divergence
 from storage.store import open_store
+from storage.stream import Stream
 from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
@@ -24,12 +26,11 @@ def prepare_mix(recipe: str, mix: str) -> Mix:
     progress = Progress("Prepare", key_name("prepare", Path(mix).parent.name), 1, "parts")
     manifest = prepare(spec, CACHE, open_store(mix), _Stages(progress, [source.name for source in spec.sources]))
     _show(manifest)
-    train = manifest.mix.sources
     return Mix(
         uri=mix,
         mix_root=manifest.root,
         held_out_root=manifest.held_out_root,
-        windows=sum(source.train.windows for source in train),
+        windows=sum(source.train.windows for source in manifest.mix.sources),
     )
 
 
@@ -64,28 +65,13 @@ def _show(manifest: Manifest) -> None:
 
 @task(task_run_name="compare the two mixes", cache_policy=NO_CACHE)
 def compare_mixes(recorded: str, rebuilt: str) -> None:
-    """Raises Divergence, naming the first source and part that differ, unless the two mix roots are equal."""
-    first, second = read_manifest(open_store(recorded)), read_manifest(open_store(rebuilt))
-    if first.root == second.root:
-        create_markdown_artifact(f"**MATCH** mix root `{first.root}`", key="reproduced-mix")
-        return
-    raise Divergence(
-        f"the rebuilt mix has root {second.root}, the recorded one {first.root}; first difference: "
-        f"{_difference(first, second)}",
-        cause="another recipe, or a library that cuts or encodes text differently",
-        next_step=f"compare {recorded}/manifest.json with {rebuilt}/manifest.json",
-    )
-
-
-def _difference(first: Manifest, second: Manifest) -> str:
-    for name in ("spec", "tokenizer", "dtype", "window_tokens"):
-        if getattr(first.mix, name) != getattr(second.mix, name):
-            return name
-    for a, b in zip(first.mix.sources, second.mix.sources, strict=True):
-        for part in ("train", "held_out"):
-            for number, (x, y) in enumerate(zip(getattr(a, part).shards, getattr(b, part).shards)):
-                if x != y:
-                    return f"source {a.name}, {part} shard {number}"
-        if a != b:
-            return f"source {a.name}"
-    return "the mixture's counts"
+    """Raises Divergence, naming the first source, file and window that differ, unless the two mixes are the same."""
+    first, second = (Stream.open(open_store(uri)) for uri in (recorded, rebuilt))
+    if difference := first_difference(first, second):
+        raise Divergence(
+            f"the rebuilt mix has root {second.manifest.root}, the recorded one {first.manifest.root}; "
+            f"first difference: {difference}",
+            cause="another recipe, or a library that cuts or encodes text differently",
+            next_step=f"compare {recorded}/manifest.json with {rebuilt}/manifest.json",
+        )
+    create_markdown_artifact(f"**MATCH** mix root `{first.manifest.root}`", key="reproduced-mix")
