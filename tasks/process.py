@@ -65,14 +65,17 @@ def _listen(child: subprocess.Popen[bytes], on_event: Callable[[Event], None]) -
     last: Event = {}
     assert child.stdout is not None
     for line in child.stdout:
-        last = json.loads(line)
-        on_event(last)
+        if line.endswith(b"\n"):  # else the child was killed in the middle of it
+            last = json.loads(line)
+            on_event(last)
     return last
 
 
 def emit(kind: str, **fields: Any) -> None:
     """Report one event to the parent."""
-    os.write(_REPORT, json.dumps({"kind": kind, **fields}).encode() + b"\n")
+    line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
+    while line:  # a signal may cut one write short
+        line = line[os.write(_REPORT, line) :]
 
 
 # The descriptor that events go to; what a library prints goes to standard error instead, see `reporting`.

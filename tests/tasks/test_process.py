@@ -76,6 +76,20 @@ def test_a_killed_child_is_told_apart_from_a_failed_one(child: Path) -> None:
         process.run("victim", {})
 
 
+def test_a_child_killed_in_the_middle_of_a_report_is_a_killed_one(child: Path) -> None:
+    (child / "cut.py").write_text(
+        "import os, signal\nfrom tasks import process\n"
+        "with process.reporting():\n"
+        "    process.emit('step')\n"
+        '    os.write(process._REPORT, b\'{"kind": "st\')\n'
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    seen: list[process.Event] = []
+    with pytest.raises(ChildKilled, match="SIGKILL"):
+        process.run("cut", {}, seen.append)
+    assert seen == [{"kind": "step"}]
+
+
 def test_an_interruption_ends_the_whole_group(child: Path) -> None:
     (child / "parent.py").write_text(
         "import subprocess, sys\nfrom tasks.process import emit, reporting\n"
