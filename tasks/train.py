@@ -15,6 +15,7 @@ from storage import recipe as recipes
 from storage.account import account
 from storage.audit.keys import load_or_create_key
 from storage.engine import load_backend
+from storage.errors import VerbatimError
 from storage.ledger import Ledger
 from storage.run import create_run
 from storage.store import Store, open_store
@@ -53,7 +54,10 @@ def _was_killed(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
     retry_condition_fn=_was_killed,
 )
 def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> Segment | None:
-    """Train to step `until`, from the newest checkpoint; None if the ledger and a checkpoint reach that far already."""
+    """Train to step `until`, from the newest checkpoint; None if the ledger and a checkpoint reach that far already.
+
+    Raises VerbatimError where the segment was asked to stop before: a run that is not finished is no success.
+    """
     plan = recipes.load(recipe).plan
     if until in _finished(open_store(run)):
         return None
@@ -70,6 +74,12 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
         },
         lambda event: _show(progress, event),
     )
+    if result["outcome"] == "stopped":
+        raise VerbatimError(
+            f"training was asked to stop after step {result['last_step'] - 1}; its state is saved",
+            cause="someone sent SIGTERM or SIGINT to the training process",
+            next_step="train again: it goes on from there",
+        )
     return Segment(
         first_step=result["first_step"],
         end_step=result["last_step"],
