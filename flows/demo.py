@@ -18,14 +18,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
 from flows import environment, history
 from flows.processes import PeakMemory, family
 from storage import recipe as recipes
-from storage.account import Account, account
+from storage.account import Account, account, unigram_entropy
 from storage.errors import Divergence, VerbatimError
 from storage.ledger import part_key
 from storage.store import open_store
@@ -84,7 +83,7 @@ def main() -> None:
     seconds["total"] = time.monotonic() - began
     found = account(open_store(chain.run.uri))
     _write_summary(chain, found, seconds, memory.gigabytes)
-    entropy = _unigram_entropy(chain)
+    entropy = unigram_entropy(Stream.open(open_store(chain.mix.uri)).held_out()[:, 1:])
     _show(chain, found, seconds, memory.gigabytes, entropy)
     _check(found, killer, entropy)
 
@@ -117,13 +116,6 @@ def _write_summary(chain: Chain, found: Account, seconds: dict[str, float], memo
         "peak_memory_gb": round(memory, 3),
     }
     (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-
-
-def _unigram_entropy(chain: Chain) -> float:
-    """Nats a token of the held-out windows would cost if each were guessed by how often it occurs in them."""
-    counts = np.unique(Stream.open(open_store(chain.mix.uri)).held_out()[:, 1:], return_counts=True)[1]
-    shares = counts / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
 
 
 def _show(chain: Chain, found: Account, seconds: dict[str, float], memory: float, entropy: float) -> None:

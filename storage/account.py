@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from kernels import canonical
 from storage.figures import Probe
 from storage.ledger import Ledger
@@ -49,6 +51,13 @@ def account(store: Store) -> Account:
         held_out=dict(_held_out(store, key) for key in store.list("probe/") if _PROBE.fullmatch(key)),
         validated=sorted(step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key)),
     )
+
+
+def unigram_entropy(tokens: np.ndarray) -> float:
+    """Nats a token costs if each is guessed by how often it occurs among `tokens` (integers, any shape)."""
+    counts = np.unique(tokens, return_counts=True)[1]
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
 
 
 def _held_out(store: Store, key: str) -> tuple[int, float | None]:
