@@ -16,7 +16,7 @@ from kernels.generic.linear import add_sums, high_scale, product_f32
 from kernels.generic.numbers import add_rows, bf16, constant, finite_max, fixed_point, row_max
 from kernels.generic.products import transposed, value
 from kernels.generic.quantise import quantise, quantise_columns
-from kernels.interface import GRADIENT_BITS, LSE2_BITS, SUM_LIMIT, Rows, Weight
+from kernels.interface import GRADIENT_BITS, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT, Rows, Weight
 
 CHUNK = 1 << 22  # logits at a time: bounds the working memory
 
@@ -77,7 +77,7 @@ def _add_losses(
     lse = m + (log2(z) - 40.0) * LN_2
     nll = lse - logits.gather(1, targets[:, None])[:, 0]
     nll_points = fixed_point(nll, GRADIENT_BITS, flag, terms, SUM_LIMIT)
-    lse2_points = fixed_point(lse * lse, LSE2_BITS, flag, terms, 31)
+    lse2_points = fixed_point(lse * lse, LSE2_BITS, flag, terms, LSE2_LIMIT)
     sums += torch.sum(torch.stack((nll_points, lse2_points)), 1, dtype=torch.int64)
     return m, z, lse
 

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32
+MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32; one of 128 · 127 beyond 132,104, which no spec allows
 SLICE_TERMS = 1024  # 1,024 · 128 · 127 < 2²⁴
 SHAPES = ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (5, MAX_TERMS, 3), (33, 4096, 65))
 Method = Callable[[Tensor, Tensor], Tensor]

@@ -56,10 +56,12 @@ def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
     top = finite_max(w, flag)
     if rule == "max":
         scale, inverse = scale_and_inverse(top, 1)
-    else:
+    elif rule == "lsq":
         mean = fixed_sum(w.abs(), flag) * reciprocal(w.shape[1])
         live = magnitude(top) >= ROW_FLOOR
         scale = torch.where(live, mean * LSQ_STEP, 0.0)
         inverse = torch.where(live, divide(constant(1, w), torch.where(live, scale, 1.0)), 0.0)
+    else:
+        raise ValueError(f"weight scale rule {rule!r}: it is one of ('max', 'lsq')")
     code = torch.round(finite(w) * inverse[:, None]).clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
     return Weight(code, scale, transposed(code))

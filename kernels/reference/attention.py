@@ -18,7 +18,10 @@ UNIT = F32(1) / F32(INT16_MAX)
 
 
 def attention(q: Rows, k: Rows, v: Rows, shape: AttentionShape) -> Attended:
-    """Attention of quantised rows q[T·H, E], k and v[T·K, E]; windows of a unit do not see each other."""
+    """Attention of quantised rows q[T·H, E], k and v[T·K, E]; windows of a unit do not see each other.
+
+    It needs no flag: q and k are normalised rows, so every score is finite.
+    """
     tokens = len(q.scale) // shape.heads
     out = np.empty((tokens, shape.heads, shape.width), np.uint16)
     peak = np.empty((tokens, shape.heads), np.float32)

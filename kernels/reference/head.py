@@ -7,7 +7,7 @@ rest.
 
 import numpy as np
 
-from kernels.interface import LSE2_BITS, Rows, Weight
+from kernels.interface import GRADIENT_BITS, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT, Rows, Weight
 from kernels.reference.constants import LN_2, LOG2_E
 from kernels.reference.elementary import exp2, log2
 from kernels.reference.numbers import F32, bf16, finite_max, fixed_point
@@ -37,7 +37,7 @@ def head_backward(
     by_row = quantise_columns(t * high_scale(x)[:, None], 2, flag)
     dw = value(by_row.hi, by_row.lo, np.ascontiguousarray(x.hi.T)) * by_row.scale[:, None]
     add_sums(sums, dw, flag)
-    np.subtract.at(sums, targets, fixed_point(_dequantised(x), 24, flag, len(targets), 27))
+    np.subtract.at(sums, targets, fixed_point(_dequantised(x), GRADIENT_BITS, flag, len(targets), SUM_LIMIT))
     return nll, lse2, bf16(dx)
 
 
@@ -52,8 +52,8 @@ def _losses(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[
     z = counts.sum(axis=1, dtype=np.int64).astype(np.float32)
     lse = m + (log2(z) - F32(40)) * LN_2
     nll = lse - logits[np.arange(len(targets)), targets]
-    nll_sum = np.sum(fixed_point(nll, 24, flag, len(targets), 27), dtype=np.int64)
-    lse2_sum = np.sum(fixed_point(lse * lse, LSE2_BITS, flag, len(targets), 31), dtype=np.int64)
+    nll_sum = np.sum(fixed_point(nll, GRADIENT_BITS, flag, len(targets), SUM_LIMIT), dtype=np.int64)
+    lse2_sum = np.sum(fixed_point(lse * lse, LSE2_BITS, flag, len(targets), LSE2_LIMIT), dtype=np.int64)
     return int(nll_sum), int(lse2_sum), e * (F32(2.0**40) / z)[:, None], lse
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.interface import Rope, Rows
+from kernels.interface import GRADIENT_BITS, SUM_LIMIT, Rope, Rows
 from kernels.reference.constants import LOG2_E
 from kernels.reference.elementary import sigmoid
 from kernels.reference.numbers import F32, bf16, f32, fixed_point, fixed_sum
@@ -16,7 +16,7 @@ def embed(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 def embed_backward(dx: np.ndarray, tokens: np.ndarray, sums: np.ndarray, flag: np.ndarray) -> None:
     """sums[token] += rint(dx · 2²⁴) for dx bf16[T, D]."""
-    np.add.at(sums, tokens, fixed_point(f32(dx), 24, flag, len(tokens), 27))
+    np.add.at(sums, tokens, fixed_point(f32(dx), GRADIENT_BITS, flag, len(tokens), SUM_LIMIT))
 
 
 def inverse_rms(x: np.ndarray, eps: np.float32, flag: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ def norm_backward(
     dy_values = f32(dy)
     n = f32(x) * r[:, None]
     dx = _through_norm(dy_values * gain[None, :], n, r, flag)
-    sums += np.sum(fixed_point(dy_values * n, 24, flag, len(dy), 27), axis=0, dtype=np.int64)
+    sums += np.sum(fixed_point(dy_values * n, GRADIENT_BITS, flag, len(dy), SUM_LIMIT), axis=0, dtype=np.int64)
     return bf16(dx) if residual is None else bf16(f32(residual) + dx)
 
 

@@ -6,8 +6,8 @@ at most 128², every contraction at most 133,144 terms.
 
 import numpy as np
 
-from kernels.interface import Part, Rows, Weight
-from kernels.reference.numbers import F32, bf16, f32, fixed_point, raise_flag
+from kernels.interface import GRADIENT_BITS, SUM_LIMIT, Part, Rows, Weight
+from kernels.reference.numbers import F32, bf16, f32, fixed_point
 from kernels.reference.quantise import quantise, quantise_columns
 
 
@@ -66,6 +66,5 @@ def high_scale(x: Rows) -> np.ndarray:
 
 
 def add_sums(sums: np.ndarray, values: np.ndarray, flag: np.ndarray) -> None:
-    """sums += rint(values · 2²⁴); a value of 2²⁷ or more raises the flag and counts as 0."""
-    sums += fixed_point(values, 24, flag, 1, 27)
-    raise_flag(flag, ~np.isfinite(values))
+    """sums += rint(values · 2²⁴); a value of 2²⁷ or more, or one not finite, raises the flag and counts as 0."""
+    sums += fixed_point(values, GRADIENT_BITS, flag, 1, SUM_LIMIT)

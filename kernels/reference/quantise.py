@@ -57,11 +57,13 @@ def quantise_weight(w: np.ndarray, rule: str, flag: np.ndarray) -> Weight:
     top = finite_max(w, 1, flag)
     if rule == "max":
         scale, inverse = scale_and_inverse(top, 1)
-    else:
+    elif rule == "lsq":
         mean = fixed_sum(np.abs(w), flag) * (F32(1) / F32(w.shape[1]))
         live = top >= ROW_FLOOR
         scale = np.where(live, mean * LSQ_STEP, F32(0))
         inverse = np.where(live, F32(1) / np.where(live, scale, F32(1)), F32(0))
+    else:
+        raise ValueError(f"weight scale rule {rule!r}: it is one of ('max', 'lsq')")
     code = np.rint(np.where(np.isfinite(w), w, F32(0)) * inverse[:, None])
     code = np.clip(code, F32(-INT8_MAX), F32(INT8_MAX))
     return Weight(code.astype(np.int8), scale)
