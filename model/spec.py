@@ -91,8 +91,9 @@ class ModelSpec(Spec):
         )
         cause = "a softmax row sums its keys' counts of 2^-18 in one int32"
         _require(self.seq_len <= MAX_KEYS, "seq_len", self.seq_len, f"1 to {MAX_KEYS:,}", cause)
-        _require_decimal("norm_eps", self.norm_eps, "(0, 1]")
-        _require_decimal("init_std", self.init_std, "(0, 1]")
+        # Below these, an inverse root mean square could raise a subnormal over a floor, or a weight could be one.
+        _require_decimal("norm_eps", self.norm_eps, "[0.000000000001, 1]")
+        _require_decimal("init_std", self.init_std, "[0.000000001, 1]")
         return self
 
     def is_full(self, layer: int) -> bool:

@@ -88,6 +88,8 @@ REFUSED = [
     ("model.seq_len", 32_768, "seq_len . heads / kv_heads is 98304; allowed: 1 to 66,052"),
     ("model.norm_eps", 0.00001, "should be a valid string"),
     ("model.norm_eps", "1e-5", "plain decimal"),
+    ("model.norm_eps", "0.0000000000001", "leaves float32's safe range"),
+    ("model.init_std", "0.0000000001", "leaves float32's safe range"),
     ("model.rope_theta", "500000", "should be a valid integer"),
     ("model.layers", True, "should be a valid integer"),
     ("model.surprise", 1, "Extra inputs are not permitted"),
