@@ -10,7 +10,8 @@ from model.transformer import Network
 
 
 def measure(net: Network, state: State, sums: dict[str, Any], mean: np.float32) -> dict[str, Any]:
-    """Per parameter, after the update: norms as float bits, quantiser steps, codes at the rim, zero gradients."""
+    """Per parameter: norms as float bits (the weight's after the update), elements and zero gradients; of a quantised
+    one also the steps and the codes at the rim with which the step was computed, before the update."""
     return {name: _tensor(net, name, weight, sums[name], mean) for name, weight in sorted(state.weights.items())}
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mpmath
 import numpy as np
 
-from kernels.interface import AdamScalars
+from kernels.interface import GRADIENT_BITS, AdamScalars
 
 if TYPE_CHECKING:
     from model.spec import OptimizerSpec
@@ -94,11 +94,11 @@ def f32(value: Any) -> np.float32:
     return np.uint32(bits | (0x80000000 if ratio < 0 else 0)).view(np.float32)
 
 
-def mean_scale(tokens: int) -> np.float32:
-    """f32(2^-24 / tokens): turns a sum of 2^-24 steps over tokens, already rounded to float32, into a mean."""
+def mean_scale(tokens: int, bits: int = GRADIENT_BITS) -> np.float32:
+    """f32(2^-bits / tokens): turns a sum of 2^-bits steps over tokens, already rounded to float32, into a mean."""
     if tokens < 1:
         raise ValueError(f"a mean over {tokens} tokens does not exist; at least 1 is needed")
-    return f32(Fraction(1, tokens << 24))
+    return f32(Fraction(1, tokens << bits))
 
 
 def _bias_correction(beta: str, t: int) -> np.float32:

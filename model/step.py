@@ -5,14 +5,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from kernels import canonical, digest
-from kernels.interface import GRADIENT_BITS, LSE2_BITS
+from kernels.interface import LSE2_BITS
 from model import diagnostics, host, schedule, spike
 from model import state as states
 from model.spec import RunSpec
@@ -65,7 +64,8 @@ def step(
     nll, lse2 = _accumulate(net, windows, sums, flag)
     finite = not flag[0]
     lr = schedule.learning_rate(spec, plan.tokens_before)
-    mean = host.mean_scale(windows.shape[0] * spec.model.seq_len)
+    tokens = len(windows) * spec.model.seq_len
+    mean = host.mean_scale(tokens)
     norm = gradient_norm(backend, sums, mean) if finite else None
     state.spike, event, halt = spike.decide(spec.spike, state.spike, state.step, norm)
     clip = clip_factor(spec, norm) if norm is not None else np.float32(1)
@@ -86,7 +86,7 @@ def step(
         windows=plan.windows,
         lr=canonical.bits(lr),
         loss=canonical.bits(host.f32(nll) * mean) if finite else None,
-        z_loss=canonical.bits(host.f32(lse2) * _mean_scale(windows, LSE2_BITS)) if finite else None,
+        z_loss=canonical.bits(host.f32(lse2) * host.mean_scale(tokens, LSE2_BITS)) if finite else None,
         grad_norm=canonical.bits(norm) if norm is not None else None,
         gradient=digest.root(gradients, {}) if finite else None,
         state=root,
@@ -108,7 +108,7 @@ def evaluate(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarr
     nll = 0
     for window in windows:
         nll += unit_loss(net, window[None, :], flag)[0]
-    return None if flag[0] else canonical.bits(host.f32(nll) * _mean_scale(windows, GRADIENT_BITS))
+    return None if flag[0] else canonical.bits(host.f32(nll) * host.mean_scale(len(windows) * spec.model.seq_len))
 
 
 def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32) -> np.float32:
@@ -152,10 +152,6 @@ def _update(
         for array, tensor in zip(arrays, tensors, strict=True):
             if tensor is not array:
                 array[...] = backend.to_host(tensor)
-
-
-def _mean_scale(windows: np.ndarray, bits: int) -> np.float32:
-    return host.f32(Fraction(1, (windows.shape[0] * (windows.shape[1] - 1)) << bits))
 
 
 def _checked(spec: RunSpec, count: int, windows: np.ndarray) -> np.ndarray:
