@@ -8,12 +8,10 @@ from typing import Any
 
 from storage import engine
 from storage.audit import certificate
-from storage.audit.check import check_entries
+from storage.audit.release import check_release
 from storage.errors import InputFault, VerbatimError
 from storage.ledger import Ledger
 from storage.provenance import provenance
-from storage.publish import check_objects, load_release
-from storage.run import open_release
 from storage.store import open_store
 
 PACKAGES = ("flows", "tasks", "kernels", "model", "storage")
@@ -34,11 +32,8 @@ def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
 
 
 def release(store: str) -> list[dict[str, str]]:
-    """Check a published run: chain, signature, every object, and what each entry says against spec and mix."""
-    run = open_release(open_store(store))
-    body = load_release(run.store, run.ledger)
-    check_objects(run.store, body)
-    check_entries(run)
+    """Check a published run; see check_release()."""
+    body = check_release(open_store(store))
     return [
         {"what": store, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
         {"what": "trajectory root", "says": body.trajectory_root},

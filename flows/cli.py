@@ -172,7 +172,8 @@ def verify(
 ) -> None:
     """Check certificates, or a published run.
 
-    Without certificates: the run's chain, signature, every object, and what each entry says against spec and mix.
+    Without certificates: the run's chain, signature, every object, window and checkpoint, and what each entry says
+    against spec and mix.
 
     Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right.
 

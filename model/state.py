@@ -53,6 +53,8 @@ class State:
                 raise ValueError(f"state has a tensor {name!r}; its group must be one of {sorted(groups)}")
             groups[group][parameter] = tensor
         counters = {name: int(scalars[name]) for name in SCALARS - {"spike"}}
+        if min(counters.values()) < 0 or counters["updates"] > counters["step"]:
+            raise ValueError(f"state has counters {counters}; expected none below 0, and no more updates than steps")
         return cls(**groups, **counters, spike=SpikeState.of(scalars["spike"]))  # type: ignore[arg-type]
 
 

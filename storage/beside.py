@@ -38,12 +38,21 @@ def save_digests(store: Store, digests: StepDigests) -> None:
 
 
 def load_digests(store: Store, entry: Entry) -> StepDigests:
-    """The digests of the entry's step; InputFault unless they give the entry's state root."""
+    """The digests of the entry's step; InputFault unless they give the entry's state and gradient roots."""
     key = digests_key(entry.step)
     digests = StepDigests.parse(store.read(key, limit=MAX_DIGESTS), key)
-    found = root(digests.tensors, digests.scalars)
-    if digests.step != entry.step or found != entry.state:
-        raise InputFault(f"{key}: its digests give state root {found}, the ledger records {entry.state}")
+    gradient = None if entry.gradient is None and not digests.gradient else root(digests.gradient, {})
+    for what, found, recorded in (
+        ("step", digests.step, entry.step),
+        ("state root", root(digests.tensors, digests.scalars), entry.state),
+        ("gradient root", gradient, entry.gradient),
+    ):
+        if found != recorded:
+            raise InputFault(
+                f"{key}: its digests give {what} {found}, the ledger records {recorded}",
+                cause="the object was damaged or edited",
+                next_step="fetch it again from its publisher",
+            )
     return digests
 
 

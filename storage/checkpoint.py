@@ -108,7 +108,7 @@ def load(store: Store, ledger: Ledger, step: int) -> State:
     manifest = load_manifest(store, ledger, step)
     shapes = state_shapes(ledger.header.run_spec().model)
     try:
-        tensors = _load_tensors(store, manifest, shapes)
+        tensors = dict(_tensors(store, manifest, shapes))
     except MissingObject as error:
         raise _fault(step, f"checkpoint {step} is not complete: {error.message}") from None
     try:
@@ -120,14 +120,19 @@ def load(store: Store, ledger: Ledger, step: int) -> State:
     return state
 
 
-def _load_tensors(store: Store, manifest: Manifest, shapes: Shapes) -> dict[str, np.ndarray]:
+def check(store: Store, ledger: Ledger, step: int) -> None:
+    """Verify checkpoint `step` against the ledger without holding more than one tensor; faults as in load()."""
+    for _ in _tensors(store, load_manifest(store, ledger, step), state_shapes(ledger.header.run_spec().model)):
+        pass
+
+
+def _tensors(store: Store, manifest: Manifest, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor by name, verified, one at a time."""
     known, step = _load_leaves(store, manifest, shapes), manifest.step
-    tensors: dict[str, np.ndarray] = {}
     for part in manifest.parts:
         for name, array in _decode(store, part, shapes, step):
             _check_leaves(name, array, known[name], f"checkpoint {step}, {object_key(part.digest)}", step)
-            tensors[name] = array
-    return tensors
+            yield name, array
 
 
 def load_manifest(store: Store, ledger: Ledger, step: int) -> Manifest:

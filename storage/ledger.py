@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from kernels import canonical
 from kernels.digest import digest
 from model.spec import RunSpec
 from storage.errors import Divergence, InputFault, LedgerFault, UsageError
@@ -47,8 +48,8 @@ class Header(Record):
             spec = RunSpec.model_validate(self.spec)
         except ValueError as error:
             raise LedgerFault(f"{HEADER_KEY}: not a run spec of this version: {error}") from None
-        if spec.canonical() != self.spec:
-            raise LedgerFault(f"{HEADER_KEY}: the spec leaves out fields that this version knows")
+        if canonical.dumps(spec.canonical()) != canonical.dumps(self.spec):  # for Python, True is 1
+            raise LedgerFault(f"{HEADER_KEY}: the spec leaves out fields that this version knows, or writes them oddly")
         return spec
 
 
@@ -103,7 +104,8 @@ class Ledger:
         self.run_id = self.header.digest()
         self._entries: list[Entry] = []
         self._links = [self.run_id]
-        for entry in _read(store):
+        self.parts = [key for key in store.list("ledger/") if key != HEADER_KEY]  # where the entries lie
+        for entry in _read(store, self.parts):
             self._take(entry)
 
     def __len__(self) -> int:
@@ -149,7 +151,9 @@ class Ledger:
             raise UsageError(f"step {entry.step} does not follow the ledger's {len(self)} entries")
         if entry.step == len(self):
             line = entry.canonical() + b"\n"
-            if self._store.create(part_key(entry.step), line):
+            created = self._store.create(part_key(entry.step), line)
+            self.parts.append(part_key(entry.step))
+            if created:
                 self._take(entry)
                 return True
             for winner in _part_entries(self._store, part_key(entry.step)):
@@ -185,12 +189,10 @@ def check_same(recorded: Entry, found: Entry) -> None:
         )
 
 
-def _read(store: Store) -> Iterator[Entry]:
+def _read(store: Store, parts: list[str]) -> Iterator[Entry]:
     """All entries in key order; the caller checks the chain."""
     expected = 0
-    for key in store.list("ledger/"):
-        if key == HEADER_KEY:
-            continue
+    for key in parts:
         match = _PART.fullmatch(key)
         if not match:
             raise LedgerFault(f"{key} is no part of a ledger")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from storage import checkpoint
+from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.keys import Key, verify_signature
-from storage.errors import InputFault, MissingObject, Refused
+from storage.errors import InputFault, MissingObject, Refused, UsageError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Ledger
 from storage.records import Count, Digest, Record, Signature
 from storage.run import Run, open_run
@@ -23,11 +23,10 @@ from storage.store import Store, create_same, object_digest
 from storage.stream import Stream
 
 RELEASE_KEY = "RELEASE.json"
-MIX = "mix/"
-MANIFEST_KEY = "mix/manifest.json"
 MAX_RELEASE = 256 << 20
 PURPOSE = "release"
 RUN_FOLDERS = ("ledger/", "digests/", "checkpoints/", "objects/", "segments/", "probe/", "diagnostics/", "recipe.yaml")
+_OF_STEP = re.compile(r"(ledger|digests|diagnostics|checkpoints|probe)/(\d{8})\.jsonl?")
 _NAMED_BY_CONTENT = re.compile(r"objects/([0-9a-f]{64})")
 
 
@@ -102,10 +101,9 @@ def publish(
     if released := _check_target(target, run):
         check_objects(target, released)
         return Published(target.uri, released, 0, _size(released.objects))
-    for step in checkpoint.steps(run_store):
-        checkpoint.load_manifest(run_store, run.ledger, step)
-    work = list(_objects(run_store, mix_store))
-    objects, copied = _copy_all(work, target, report)
+    demanded, work = needed(run), list(_objects(run, mix_store))
+    objects, copied = _copy_all(work, demanded, target, report)
+    check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
     body = ReleaseBody(
         run=run.ledger.run_id,
         head=run.ledger.head,
@@ -140,6 +138,8 @@ def load_release(store: Store, ledger: Ledger) -> ReleaseBody:
         ("run", body.run, ledger.run_id),
         ("number of steps", body.steps, len(ledger)),
         ("head", body.head, ledger.head),
+        ("trajectory root", body.trajectory_root, ledger.trajectory_root()),
+        ("mix root", body.mix_root, ledger.header.mix_root),
     ):
         if found != expected:
             raise InputFault(
@@ -153,26 +153,46 @@ def load_release(store: Store, ledger: Ledger) -> ReleaseBody:
 def check_objects(store: Store, body: ReleaseBody) -> None:
     """Read every published object and compare; InputFault names the first that is missing or differs."""
     for key, entry in body.objects.items():
+        try:
+            size = store.size(key)
+        except UsageError as error:
+            raise InputFault(f"{RELEASE_KEY}: {error}") from None
+        if size != entry.size:
+            raise InputFault(
+                f"{store.uri}: {key} holds {size} bytes, {RELEASE_KEY} says {entry.size}",
+                cause="the object was damaged or replaced after it was written",
+                next_step="fetch it again from its publisher",
+            )
         store.read(key, entry.digest, limit=entry.size)
 
 
-def _objects(run_store: Store, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
+def _objects(run: Run, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
     """(store, key there, key in the release), the header first: it claims the target for this run."""
-    yield run_store, HEADER_KEY, HEADER_KEY
+    yield run.store, HEADER_KEY, HEADER_KEY
     for folder in RUN_FOLDERS:
-        for key in run_store.list(folder):
-            if key != HEADER_KEY:
-                yield run_store, key, key
+        for key in run.store.list(folder):
+            if key != HEADER_KEY and not _after(key, len(run.ledger)):
+                yield run.store, key, key
     for key in mix_store.list():
         yield mix_store, key, MIX + key
 
 
-def _copy_all(work: list[tuple[Store, str, str]], target: Store, report: Report) -> tuple[dict[str, Object], int]:
+def _after(key: str, steps: int) -> bool:
+    """Whether the object is of a step that was trained since the ledger was read; the release ends before it."""
+    match = _OF_STEP.fullmatch(key)
+    if not match:
+        return False
+    return int(match[2]) >= steps + (match[1] in ("checkpoints", "probe"))  # state `steps` is that after the last
+
+
+def _copy_all(
+    work: list[tuple[Store, str, str]], demanded: dict[str, str], target: Store, report: Report
+) -> tuple[dict[str, Object], int]:
     sizes = [store.size(key) for store, key, _ in work]
     began, done, copied, total = time.monotonic(), 0, 0, sum(sizes)
     objects: dict[str, Object] = {}
     for number, ((store, source, key), size) in enumerate(zip(work, sizes), 1):
-        objects[key], new = _copy(store, source, target, key)
+        objects[key], new = _copy(store, source, target, key, demanded.get(key, ""))
         done, copied = done + size, copied + new
         seconds = time.monotonic() - began
         left = seconds / done * (total - done) if done else 0.0
@@ -180,7 +200,7 @@ def _copy_all(work: list[tuple[Store, str, str]], target: Store, report: Report)
     return objects, copied
 
 
-def _copy(store: Store, source: str, target: Store, key: str) -> tuple[Object, bool]:
+def _copy(store: Store, source: str, target: Store, key: str, demanded: str) -> tuple[Object, bool]:
     """Copy one object unless it is there, read it back, compare."""
     data = store.read(source)
     digest = object_digest(data)
@@ -191,6 +211,7 @@ def _copy(store: Store, source: str, target: Store, key: str) -> tuple[Object, b
             cause="a part of a checkpoint was damaged after it was written",
             next_step=f"rm {source} in the run's folder and the checkpoints that name it, train again, publish again",
         )
+    check_listed({key: demanded}, {key: digest})
     new = target.create(key, data)
     if target.size(key) != len(data) or target.read(key) != data:
         raise InputFault(

@@ -6,14 +6,22 @@ digest of the bytes means the record.
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kernels import canonical
 from storage.errors import InputFault
 
+
+def _finite(text: str) -> str:
+    if int(text, 16) & 0x7F800000 == 0x7F800000:
+        raise ValueError("not the bits of a finite number")
+    return text
+
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-Bits = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]  # a float32, as the hex digits of its big-endian bits
+# A finite float32, as the hex digits of its big-endian bits; what is not finite is recorded as null.
+Bits = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$"), AfterValidator(_finite)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, Field(max_length=4096)]
 

@@ -17,7 +17,7 @@ from model import schedule
 from model.spec import RunSpec
 from model.state import root
 from storage import engine, provenance
-from storage.errors import Refused, UsageError
+from storage.errors import LedgerFault, Refused, UsageError, VerbatimError
 from storage.ledger import HEADER_KEY, Header, Ledger, create_header
 from storage.store import Store, create_same
 from storage.stream import Stream
@@ -49,7 +49,7 @@ def create_run(
     store holds another run, or this software does not implement the spec's arithmetic.
     """
     engine.check_arithmetic(spec)
-    _check_stream(spec, stream)
+    _check_stream(spec, stream, UsageError)
     if HEADER_KEY in store.list(HEADER_KEY):
         run = open_run(store, stream)
         _check_same_run(run, spec, trainer)
@@ -84,7 +84,9 @@ def open_run(store: Store, stream: Stream) -> Run:
                 cause="another mix is given than the run was begun with",
                 next_step="give the mix that the run names, or begin a new run in an empty folder",
             )
-    return Run(store, stream, ledger, header.run_spec())
+    spec = header.run_spec()
+    _check_stream(spec, stream, LedgerFault)
+    return Run(store, stream, ledger, spec)
 
 
 def open_release(store: Store) -> Run:
@@ -94,12 +96,12 @@ def open_release(store: Store) -> Run:
     return open_run(store, stream)
 
 
-def _check_stream(spec: RunSpec, stream: Stream) -> None:
+def _check_stream(spec: RunSpec, stream: Stream, error: type[VerbatimError]) -> None:
     tokens, vocab = stream.window_tokens, stream.manifest.mix.tokenizer.vocab
     if tokens != spec.model.seq_len + 1:
-        raise UsageError(f"windows hold {tokens} tokens, seq_len {spec.model.seq_len} needs one more")
+        raise error(f"windows hold {tokens} tokens, seq_len {spec.model.seq_len} needs one more")
     if vocab > spec.model.vocab:
-        raise UsageError(f"the tokenizer has {vocab} ids, the model's vocabulary {spec.model.vocab}")
+        raise error(f"the tokenizer has {vocab} ids, the model's vocabulary {spec.model.vocab}")
 
 
 def _check_same_run(run: Run, spec: RunSpec, trainer: str) -> None:

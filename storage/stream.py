@@ -66,6 +66,11 @@ class Stream:
         """All held-out windows, verified, by source and in order: uint[n, window_tokens]."""
         return np.concatenate([reader.read(np.arange(reader.windows.windows)) for reader in self._held_out])
 
+    def check(self) -> None:
+        """Read and verify every window of the mix; WindowFault names the first that differs."""
+        for reader in self._train + self._held_out:
+            reader.check()
+
     def _by_source(self, first: int, count: int) -> Iterator[tuple[np.ndarray, WindowReader, np.ndarray]]:
         located = self.locate(first, count)
         for source in np.unique(located.source).tolist():

@@ -68,6 +68,7 @@ class WindowReader:
         self._prefix = f"windows/{entry.name}/{part}"
         self._shard_windows: int = manifest.mix.spec.shard_windows
         self._dtype = np.dtype(manifest.mix.dtype)
+        self._vocab = manifest.mix.tokenizer.vocab
         self._width = manifest.mix.window_tokens
         self._leaves: dict[int, bytes] = {}
 
@@ -80,7 +81,13 @@ class WindowReader:
             places = places[np.argsort(local[places], kind="stable")]
             for run in np.split(places, np.nonzero(np.diff(local[places]) != 1)[0] + 1):
                 result[run] = self._run(shard, int(local[run[0]]), len(run))
+        self._check_ids(rows, result)
         return result
+
+    def check(self) -> None:
+        """Read every window, a shard at a time; InputFault for the first that differs."""
+        for start in range(0, self.windows.windows, self._shard_windows):
+            self.read(np.arange(start, min(start + self._shard_windows, self.windows.windows)))
 
     def leaves(self, rows: np.ndarray) -> list[bytes]:
         """The leaf of each row, from the side files, which are verified; the windows are not read."""
@@ -91,6 +98,18 @@ class WindowReader:
         """The leaf of every window in order, one side file at a time."""
         for shard, entry in enumerate(self.windows.shards):
             yield from (self._leaf(shard, row) for row in range(entry.windows))
+
+    def _check_ids(self, rows: np.ndarray, windows: np.ndarray) -> None:
+        """A mix root can cover ids that no tokenizer gives; a kernel must never see them."""
+        wrong = np.argwhere(windows >= self._vocab)
+        if len(wrong):
+            row, place = wrong[0].tolist()
+            raise WindowFault(
+                f"{self._store.uri}: {self._base}{self._prefix}: window {int(rows[row])} of this source holds id "
+                f"{int(windows[row, place])} at place {place}, the tokenizer has {self._vocab} ids",
+                cause="whoever prepared the mix wrote windows that its tokenizer cannot have made",
+                next_step="do not rely on this run; ask its publisher",
+            )
 
     def _run(self, shard: int, first: int, count: int) -> np.ndarray:
         """`count` consecutive rows of a shard by one ranged read, each verified."""

@@ -43,8 +43,11 @@ class Windows(Spec):
 
     def check(self, spec: MixSpec) -> None:
         """ValueError unless the shards hold the windows as `spec` cuts them."""
-        whole, rest = divmod(self.windows, spec.shard_windows)
-        if [shard.windows for shard in self.shards] != [spec.shard_windows] * whole + [rest] * (rest > 0):
+        starts = range(0, self.windows, spec.shard_windows)  # a range, since a hostile count must allocate nothing
+        if len(self.shards) != -(-self.windows // spec.shard_windows) or any(
+            shard.windows != min(spec.shard_windows, self.windows - start)
+            for shard, start in zip(self.shards, starts, strict=False)
+        ):
             raise ValueError(f"shards do not hold {self.windows} windows in shards of {spec.shard_windows}")
         if self.tokens != self.windows * spec.window_tokens + self.tail:
             raise ValueError(f"{self.windows} windows and a tail of {self.tail} are not {self.tokens} tokens")

@@ -57,5 +57,8 @@ def test_every_field_is_in_the_scalars_or_tensors(state: State) -> None:
 def test_foreign_parts_are_refused(state: State) -> None:
     with pytest.raises(ValueError, match="scalars"):
         State.of(state.tensors(), {})
+    for counters in ({"updates": -1}, {"step": 2, "updates": 3}, {"tokens": -5}):
+        with pytest.raises(ValueError, match="counters"):
+            State.of(state.tensors(), state.scalars() | counters)
     with pytest.raises(ValueError, match="group"):
         State.of({"gradients/q": np.zeros(1, np.float32)}, state.scalars())

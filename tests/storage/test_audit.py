@@ -13,7 +13,8 @@ from storage.audit.draw import make_draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import AuditProgress, audit_initial, audit_step
 from storage.audit.verdict import Outcome, Verdict
-from storage.ledger import Entry, part_key
+from storage.beside import digests_key
+from storage.ledger import HEADER_KEY, Entry, part_key
 from storage.publish import RELEASE_KEY, publish
 from storage.run import Run
 from storage.store import LocalStore, MemoryStore
@@ -73,6 +74,15 @@ def test_other_initial_weights(made: Small, auditor: Key, monkeypatch: pytest.Mo
     assert verdict.certificate and verify(verdict.certificate, made.release().ledger).body.verdict == "no-match"
 
 
+def test_a_forged_initial_root_is_no_match_whatever_checkpoint_0_says(begun: Small, auditor: Key) -> None:
+    header = begun.run().ledger.header.model_copy(update={"initial_root": "0" * 64})
+    begun.store.path(HEADER_KEY).write_bytes(header.canonical())
+    publish(begun.store, begun.mix, begun.published, begun.key)
+    begun.published.create("checkpoints/00000000.json", b"{}")
+    verdict = audit_initial(begun.published, "cpu", auditor)
+    assert (verdict.outcome, verdict.tensors, verdict.fields) == (Outcome.NO_MATCH, (), ("initial_root",))
+
+
 def test_no_match_names_fields_and_tensors(made: Small, auditor: Key) -> None:
     with small.stand_in(flaw=7):
         verdict = audit_step(made.published, 7, "cpu", auditor)
@@ -112,6 +122,8 @@ def republished(made: Small, change: dict[str, Any], at: int) -> LocalStore:
         previous = entries[step - 1].digest() if step else run.ledger.run_id
         entries[step] = entries[step].model_copy(update={"previous": previous})
         made.store.path(part_key(step)).write_bytes(entries[step].canonical() + b"\n")
+    if "gradient" in change:  # an honest publisher would find that these no longer belong to the entry
+        made.store.delete(digests_key(at))
     target = LocalStore(made.folder / "again")
     publish(made.store, made.mix, target, made.key)
     return target

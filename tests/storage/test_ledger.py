@@ -214,3 +214,20 @@ def test_another_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFault, match="nothing was overwritten"):
         create_header(store, HEADER.model_copy(update={"lock": "0" * 64}))
     assert Header.parse(store.read(HEADER_KEY), HEADER_KEY) == HEADER
+
+
+@pytest.mark.parametrize("field", ["lr", "loss", "z_loss", "grad_norm"])
+@pytest.mark.parametrize("value", ["7fc00000", "7f800000", "ff800000", "ffffffff"])
+def test_what_is_not_finite_has_no_bits(tmp_path: Path, field: str, value: str) -> None:
+    document = chain(1)[0].document() | {field: value}
+    store = stored(tmp_path)
+    store.create(part_key(0), canonical.dumps(document) + b"\n")
+    with pytest.raises(LedgerFault, match=rf"{field}.*finite.*{value}"):
+        Ledger(store)
+
+
+def test_true_is_not_one() -> None:
+    spec = small.spec().canonical()
+    spec["numerics"] = dict(spec["numerics"], gradient_slices=True)  # type: ignore[call-overload]
+    with pytest.raises(LedgerFault, match="oddly"):
+        HEADER.model_copy(update={"spec": spec}).run_spec()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from storage.audit.keys import load_or_create_key
+from storage.audit.release import check_release
 from storage.errors import CheckpointFault, InputFault, LedgerFault, Refused
 from storage.ledger import part_key
 from storage.publish import RELEASE_KEY, PublishProgress, Release, check_objects, load_release, publish
+from storage.run import Run, open_run
 from storage.store import LocalStore, MemoryStore, object_digest
 from tests.storage import small
 from tests.storage.conftest import Small, flip
@@ -138,3 +140,25 @@ def test_blocks_of_zeros_at_the_right_size_are_found(made: Small, tmp_path: Path
     with pytest.raises(InputFault, match="does not read back as it was written"):
         publish(made.store, made.mix, target, made.key)
     assert RELEASE_KEY not in target.list()
+
+
+def test_what_is_trained_while_it_is_published_stays_out(begun: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun.train(until=6)
+
+    def opened_just_before_it_goes_on(*stores: Any) -> Run:
+        run = open_run(*stores)
+        begun.train()
+        return run
+
+    monkeypatch.setattr("storage.publish.open_run", opened_just_before_it_goes_on)
+    publish(begun.store, begun.mix, begun.published, begun.key)
+    assert check_release(begun.published).steps == 6
+
+
+@pytest.mark.parametrize("key", ["windows/verbs/train/00001.arrow", "tokenizer.json", "docs/nouns.parquet"])
+def test_a_damaged_mix_is_not_published(made: Small, tmp_path: Path, key: str) -> None:
+    flip(made.mix.path(key), -20)
+    target = LocalStore(tmp_path / "target")
+    with pytest.raises(InputFault, match=f"mix/{key} has digest .*, run and mix demand"):
+        publish(made.store, made.mix, target, made.key)
+    assert not {RELEASE_KEY, f"mix/{key}"} & set(target.list())

@@ -266,3 +266,15 @@ def test_every_object_of_the_mix_is_listed(tmp_path: Path) -> None:
     assert set(target.list()) == set(manifest.files) | others
     for key, file in manifest.files.items():
         assert len(target.read(key, file.digest)) == file.size
+
+
+@pytest.mark.parametrize("count", [10**12, 2**62])
+def test_a_hostile_count_allocates_nothing(tmp_path: Path, count: int) -> None:
+    store = MemoryStore(str(tmp_path))
+    _, manifest = prepared(tmp_path, store)
+    document = manifest.model_dump(mode="json")
+    document["mix"]["sources"][0]["train"]["windows"] = count
+    store.delete(KEY)
+    store.create(KEY, canonical.dumps(document))
+    with pytest.raises(InputFault, match=f"shards do not hold {count} windows"):
+        read_manifest(store)
