@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from model import schedule
 from model.spec import RunSpec
-from storage.corpus.spec import MixSpec
+from storage.corpus.spec import MixSpec, TrainTokenizer
 from storage.errors import UsageError
 
 RECIPES = Path(__file__).resolve().parent.parent / "deployments" / "recipes"
@@ -45,6 +45,15 @@ class Recipe(BaseModel):
     mix: MixSpec
     run: RunSpec
     plan: Plan
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        model, tokenizer = self.run.model, self.mix.tokenizer
+        if self.mix.seq_len != model.seq_len:
+            raise ValueError(f"mix.seq_len is {self.mix.seq_len}, run.model.seq_len {model.seq_len}; they must agree")
+        if isinstance(tokenizer, TrainTokenizer) and tokenizer.vocab > model.vocab:
+            raise ValueError(f"mix.tokenizer.vocab is {tokenizer.vocab}; run.model.vocab allows {model.vocab}")
+        return self
 
     @property
     def steps(self) -> int:
