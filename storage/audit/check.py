@@ -17,12 +17,14 @@ from storage.run import Run
 
 def check_entries(run: Run) -> None:
     """Check all entries in order; Divergence names the first step and field that cannot be."""
-    state = SpikeState()
+    state, halt = SpikeState(), False
     for entry in run.ledger:
         if entry.step >= run.steps:
             raise Divergence(f"the ledger holds an entry of step {entry.step}, the run has {run.steps} steps")
+        if halt:
+            raise Divergence(f"the spike protocol halts the run at step {entry.step - 1}, but the ledger goes on")
         _check_plan(run, entry)
-        state = _check_protocol(run, state, entry)
+        state, halt = _check_protocol(run, state, entry)
 
 
 def _check_plan(run: Run, entry: Entry) -> None:
@@ -34,8 +36,8 @@ def _check_plan(run: Run, entry: Entry) -> None:
     _require(entry, "batch", entry.batch, run.stream.batch_digest(plan.first_window, plan.windows))
 
 
-def _check_protocol(run: Run, state: SpikeState, entry: Entry) -> SpikeState:
-    """The state of the spike protocol after this entry, from its gradient norm alone."""
+def _check_protocol(run: Run, state: SpikeState, entry: Entry) -> tuple[SpikeState, bool]:
+    """(state of the spike protocol after this entry, whether it halts the run), from its gradient norm alone."""
     void = entry.grad_norm is None
     for name in ("loss", "z_loss", "gradient"):
         if (getattr(entry, name) is None) != void:
@@ -46,11 +48,11 @@ def _check_protocol(run: Run, state: SpikeState, entry: Entry) -> SpikeState:
                 fields=(name,),
             )
     norm = None if entry.grad_norm is None else canonical.from_bits(entry.grad_norm)
-    state, event, _ = spike.decide(run.spec.spike, state, entry.step, norm)
+    state, event, halt = spike.decide(run.spec.spike, state, entry.step, norm)
     _require(entry, "event", entry.event, event)
     clipped = not event and norm is not None and engine.clip_factor(run.spec, norm) < 1
     _require(entry, "clipped", entry.clipped, bool(clipped))
-    return state
+    return state, halt
 
 
 def _require(entry: Entry, field: str, found: Any, expected: Any) -> None:

@@ -3,13 +3,17 @@
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from kernels import canonical
+from model.step import StepRecord
 from storage import checkpoint, engine
+from storage.audit.check import check_entries
 from storage.audit.keys import load_or_create_key
 from storage.beside import digests_key, load_digests
 from storage.errors import Divergence, Halted, InputFault, LedgerFault, Refused, StorageError, UsageError, VerbatimError
@@ -188,6 +192,18 @@ def test_halt_stops_and_stays_stopped(begun: Small) -> None:
                 begun.train()
             assert caught.value.exit_code == 1 and ends(begun)[attempt].outcome == "halted"
     assert len(begun.run().ledger) == 7
+
+
+def test_a_ledger_that_goes_on_after_a_halt_is_found(begun: Small) -> None:
+    def heedless(*arguments: Any, **options: Any) -> StepRecord:
+        return replace(step(*arguments, **options), halt=False)
+
+    with small.stand_in(norms={2: "7", 4: "7", 6: "7"}):
+        step = engine.step
+        with mock.patch.object(engine, "step", heedless):
+            begun.train()
+    with pytest.raises(Divergence, match="halts the run at step 6, but the ledger goes on"):
+        check_entries(begun.run())
 
 
 def test_segment_record_says_what_ran(made: Small) -> None:
