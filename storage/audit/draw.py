@@ -1,14 +1,12 @@
 """Draws: which steps are audited on a date, decided by a public random value that nobody chose.
 
-    draws/<date>.json    run, head, beacon, steps; written once, before the audits start
+    draws/<run>/<date>.json    run, head, beacon, steps; written once, before the audits start
 
 With a file beacon and without a witness, that the value was not chosen after the fact is the trainer's word, and the
 record says so.
 """
 
-import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import date as calendar_date
 from pathlib import Path
 from typing import Literal
@@ -46,9 +44,9 @@ class Draw(Record):
         return DrawReference(date=self.date, record=self.digest())
 
 
-def draw_key(date: str) -> str:
-    """Where the draw of a date lies."""
-    return f"draws/{date}.json"
+def draw_key(run: str, date: str) -> str:
+    """Where the draw of a run and date lies: one folder of records serves every run that its owner audits."""
+    return f"draws/{run[:16]}/{date}.json"
 
 
 def read_beacon(path: Path) -> Beacon:
@@ -63,21 +61,11 @@ def read_beacon(path: Path) -> Beacon:
     return Beacon.parse(data.removesuffix(b"\n"), str(path))
 
 
-def file_beacon(path: Path, round_number: int) -> Beacon:
-    """The beacon in the file, made from the system's randomness if there is none."""
-    if not path.exists():
-        beacon = Beacon(scheme="file", round=round_number, value=secrets.token_hex(32))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), path.open("xb") as file:
-            file.write(beacon.canonical() + b"\n")
-    return read_beacon(path)
-
-
 def make_draw(records: Store, ledger: Ledger, date: str, beacon: Beacon, count: int) -> Draw:
     """The draw of `date` ("2026-11-29"): recorded now, or the one that was recorded first.
 
-    One date has one draw, whoever asks and however often; the recorded one is checked before it is returned. Raises
-    Refused where there is nothing to draw from.
+    One date has one draw of a run, whoever asks and however often; the recorded one is checked before it is returned.
+    Raises Refused where there is nothing to draw from.
     """
     _check_date(date)
     if count < 1:
@@ -99,14 +87,14 @@ def make_draw(records: Store, ledger: Ledger, date: str, beacon: Beacon, count: 
         basis="trainer's word",
         steps=steps,
     )
-    records.create(draw_key(date), draw.canonical())
+    records.create(draw_key(ledger.run_id, date), draw.canonical())
     return load_draw(records, ledger, date)  # of two that raced, the first stands
 
 
 def load_draw(records: Store, ledger: Ledger, date: str) -> Draw:
     """The recorded draw of a date; InputFault unless it is of this run and its steps follow from head and beacon."""
     _check_date(date)
-    key = draw_key(date)
+    key = draw_key(ledger.run_id, date)
     draw = Draw.parse(records.read(key, limit=MAX_DRAW), key)
     if draw.run != ledger.run_id or draw.date != date or draw.among > len(ledger) or not draw.count <= draw.among:
         raise InputFault(f"{key} is a draw of {draw.date} among {draw.among} steps of run {draw.run}, not of this run")

@@ -8,9 +8,10 @@ import pytest
 
 from kernels import canonical
 from storage.audit.certificate import Beacon
-from storage.audit.draw import chosen, draw_key, file_beacon, load_draw, make_draw, read_beacon
+from storage.audit.draw import chosen, draw_key, load_draw, make_draw, read_beacon
 from storage.errors import InputFault, Refused, UsageError
 from storage.store import LocalStore, MemoryStore
+from tests.storage import small
 from tests.storage.conftest import Small
 
 BEACON = Beacon(scheme="file", round=7, value="ab" * 32)
@@ -25,7 +26,15 @@ def test_recorded_once_for_a_date(made: Small, tmp_path: Path) -> None:
     other = Beacon(scheme="file", round=8, value="cd" * 32)
     assert make_draw(records, ledger, "2026-11-29", other, 3) == draw
     assert make_draw(records, ledger, "2026-11-30", BEACON, 3) != draw
-    assert records.list() == [draw_key("2026-11-29"), draw_key("2026-11-30")]
+    assert records.list() == [draw_key(ledger.run_id, day) for day in ("2026-11-29", "2026-11-30")]
+
+
+def test_two_runs_share_a_folder_of_records(made: Small, tmp_path: Path) -> None:
+    other, records = Small(tmp_path / "other"), MemoryStore(str(tmp_path))
+    run, _ = small.begin(other.folder, other.store, other.mix, seed=8)
+    other.train(until=6)
+    draws = [make_draw(records, ledger, "2026-11-29", BEACON, 2) for ledger in (made.run().ledger, other.run().ledger)]
+    assert [draw.run for draw in draws] == [made.run().ledger.run_id, run.ledger.run_id]
 
 
 def test_a_longer_run_still_knows_its_old_draws(begun: Small, tmp_path: Path) -> None:
@@ -67,7 +76,7 @@ def test_steps_depend_on_everything() -> None:
 def test_edited_record(made: Small, tmp_path: Path, edit: str) -> None:
     ledger, records = made.run().ledger, LocalStore(tmp_path / "records")
     make_draw(records, ledger, "2026-11-29", BEACON, 3)
-    path = records.path(draw_key("2026-11-29"))
+    path = records.path(draw_key(ledger.run_id, "2026-11-29"))
     document = canonical.loads(path.read_bytes())
     values = {"steps": [0, 1, 2], "head": "0" * 64, "among": 11, "count": 2, "date": "2026-11-28", "run": "0" * 64}
     document[edit] = values.get(edit) or {"round": 7, "scheme": "file", "value": "cd" * 32}
@@ -109,8 +118,8 @@ def test_beacon_file(tmp_path: Path) -> None:
     path = tmp_path / "beacon.json"
     with pytest.raises(UsageError):
         read_beacon(path)
-    made = file_beacon(path, 3)
-    assert made.round == 3 and file_beacon(path, 4) == made == read_beacon(path)
+    path.write_bytes(BEACON.canonical() + b"\n")
+    assert read_beacon(path) == BEACON
     path.write_bytes(b"{}")
     with pytest.raises(InputFault):
         read_beacon(path)
