@@ -11,10 +11,8 @@ from storage.audit import certificate
 from storage.audit.release import check_release
 from storage.errors import InputFault, VerbatimError
 from storage.ledger import Ledger
-from storage.provenance import provenance
+from storage.provenance import PACKAGES, provenance
 from storage.store import open_store
-
-PACKAGES = ("flows", "tasks", "kernels", "model", "storage")
 
 
 def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:

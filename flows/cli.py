@@ -23,6 +23,7 @@ from rich.console import Console
 
 from flows import environment
 from storage.errors import VerbatimError
+from tasks.references import AUDITS, KEYS
 
 if TYPE_CHECKING:
     from storage.audit.replay import AuditProgress
@@ -38,13 +39,13 @@ FolderOption = Annotated[
 BackendOption = Annotated[
     Literal["cpu", "reference"], typer.Option(help="cpu is fast, reference plain NumPy and slow; it changes no bit.")
 ]
+AnyBackendOption = Annotated[
+    str, typer.Option(help="cpu, reference (plain NumPy, slow), or generic: and a torch device, as in generic:mps.")
+]
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-
-AUDITS = environment.PROJECT / "runs" / "audits"
-KEYS = environment.PROJECT / "runs" / "keys"
 
 
 @app.command()
@@ -110,7 +111,7 @@ def audit(
     step: Annotated[int | None, typer.Option(min=0, help="The step to replay, from 0.")] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Regenerate the initial state from its seed.")] = False,
     draw: Annotated[str, typer.Option(help="Date of the recorded draw that chose the step, e.g. 2026-11-29.")] = "",
-    backend: BackendOption = "cpu",
+    backend: AnyBackendOption = "cpu",
     records: RecordsOption = AUDITS,
     keys: KeysOption = KEYS,
     as_json: JsonOption = False,
@@ -191,7 +192,7 @@ def verify(
 
 
 @app.command()
-def doctor(backend: BackendOption = "cpu", as_json: JsonOption = False) -> None:
+def doctor(backend: AnyBackendOption = "cpu", as_json: JsonOption = False) -> None:
     """Check this installation and this machine.
 
     Packages, versions, and every conformance vector.

@@ -25,6 +25,7 @@ def test_help_has_an_example(name: str) -> None:
         (("audit", "somewhere"), "--step NUMBER or --initial"),
         (("audit", "somewhere", "--step", "1", "--initial"), "--step NUMBER or --initial"),
         (("audit", "somewhere", "--step", "-1"), "--step"),
+        (("doctor", "--backend", "gpu"), "no backend is called 'gpu'"),
         (("frobnicate",), "frobnicate"),
     ],
 )
