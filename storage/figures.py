@@ -15,7 +15,7 @@ import numpy as np
 from kernels import canonical
 from model import host
 from storage import engine
-from storage.beside import digests_key
+from storage.beside import MAX_DIGESTS, digests_key
 from storage.engine import State, StepRecord
 from storage.errors import MissingObject, VerbatimError
 from storage.records import Bits, Count, Digest, Record
@@ -134,7 +134,7 @@ class ZeroWatch:
 
 def _gradient_digest(run: Run, step: int, name: str) -> str | None:
     try:
-        document = canonical.loads(run.store.read(digests_key(step), limit=8 << 20))
+        document = canonical.loads(run.store.read(digests_key(step), limit=MAX_DIGESTS))
         return str(document["gradient"][name])
     except (MissingObject, canonical.NotCanonical, KeyError, TypeError):
         return None

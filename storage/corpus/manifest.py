@@ -17,8 +17,9 @@ from kernels import canonical
 from kernels.digest import digest
 from model.spec import Spec
 from storage.corpus.mixture import Mixture
-from storage.corpus.spec import MAX_BLOCK, Digest, MixSpec
+from storage.corpus.spec import MAX_BLOCK, MixSpec
 from storage.errors import InputFault
+from storage.records import Digest
 from storage.store import Store, object_digest
 
 KEY = "manifest.json"

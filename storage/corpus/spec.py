@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from kernels import canonical
 from kernels.digest import digest
 from model.spec import Spec
+from storage.records import Digest
 
 MAX_BLOCK = 65_536  # slots of a mixture block: its table stays small enough to be recomputed on demand
 MAX_SAMPLE = 2**30  # bytes: the trainer counts pairs in 32 bits, a pair needs a byte, and the last text may overshoot
@@ -24,7 +25,6 @@ def _slash(path: str) -> str:
     return path.replace("\\", "/")
 
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 Globs = Annotated[tuple[str, ...], Field(strict=False)]
 Path_ = Annotated[str, AfterValidator(_slash)]
