@@ -27,7 +27,8 @@ class Provenance(Record):
     """What produced a segment or a certificate."""
 
     backend: Text
-    device: Text
+    details: dict[str, Text | int]  # what the backend says of itself: its device, its way to exact products, threads
+    device: Text  # the processor
     threads: int
     system: Text
     versions: dict[str, Text]
@@ -38,9 +39,10 @@ class Provenance(Record):
 
 
 def provenance(backend: str) -> Provenance:
-    """What runs in this process with this backend."""
+    """What runs in this process with this backend; ValueError for an unknown one."""
     return Provenance(
         backend=backend,
+        details=kernels.backend(backend).describe(),
         device=_processor(),
         threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         system=platform.platform(),
