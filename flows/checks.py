@@ -11,6 +11,7 @@ from storage.audit import certificate
 from storage.audit.release import check_release
 from storage.errors import InputFault, VerbatimError
 from storage.ledger import Ledger
+from storage.named import read_file
 from storage.provenance import PACKAGES, provenance
 from storage.store import open_store
 
@@ -21,7 +22,7 @@ def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
     done = []
     for path in paths:
         try:
-            data = path.read_bytes()
+            data = read_file(path, certificate.MAX_CERTIFICATE)
         except OSError as error:
             raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
         body = certificate.verify(data, ledger).body

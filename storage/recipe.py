@@ -17,7 +17,9 @@ from model import schedule
 from model.spec import RunSpec
 from storage.corpus.spec import MixSpec, TrainTokenizer
 from storage.errors import UsageError
+from storage.named import read_file
 
+MAX_RECIPE = 1 << 20
 RECIPES = Path(__file__).resolve().parent.parent / "deployments" / "recipes"
 
 
@@ -66,7 +68,16 @@ class Recipe(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice; YAML would silently keep the last."""
+    """SafeLoader that refuses a key given twice, of which YAML would silently keep the last, and aliases (*name), by
+    which a few lines can stand for more text than fits into memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.constructor.ConstructorError(
+                problem=f"line {event.start_mark.line + 1}: alias *{event.anchor}: aliases are not allowed"
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -87,7 +98,7 @@ def load(name: str | Path) -> Recipe:
     """Read and check a recipe. Raises UsageError that names the file, the field, the value and what is allowed."""
     path = find(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_file(path, MAX_RECIPE)
     except OSError as error:
         raise UsageError(
             f"the recipe {path} cannot be read: {error.strerror}",
@@ -95,11 +106,11 @@ def load(name: str | Path) -> Recipe:
             next_step=f"use one of {', '.join(sorted(known.stem for known in RECIPES.glob('*.yaml')))}, or a path",
         ) from None
     try:
-        return Recipe.model_validate(yaml.load(text, Loader=_Loader))
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} is not valid YAML: {error}", cause="indentation or a missing quote") from None
+        return Recipe.model_validate(yaml.load(data.decode(), Loader=_Loader))
     except ValidationError as error:
         raise UsageError(_explain(path, error), next_step="compare it with deployments/recipes/demo.yaml") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date that is none
+        raise UsageError(f"{path} is not valid YAML: {error}", cause="indentation or a missing quote") from None
 
 
 def _explain(path: Path, error: ValidationError) -> str:

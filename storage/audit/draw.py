@@ -16,10 +16,12 @@ from kernels.digest import digest
 from storage.audit.certificate import Beacon, DrawReference
 from storage.errors import InputFault, MissingObject, Refused, UsageError
 from storage.ledger import Ledger
+from storage.named import read_file
 from storage.records import Count, Digest, Record, Text
 from storage.store import Store
 
 MAX_DRAW = 1 << 20
+MAX_BEACON = 1 << 12
 
 
 class Draw(Record):
@@ -52,7 +54,7 @@ def draw_key(run: str, date: str) -> str:
 def read_beacon(path: Path) -> Beacon:
     """The file beacon: canonical JSON {"round":…,"scheme":"file","value":"64 hex digits"}, a final newline allowed."""
     try:
-        data = path.read_bytes()[:MAX_DRAW]
+        data = read_file(path, MAX_BEACON)
     except OSError as error:
         raise UsageError(
             f"the beacon file {path} cannot be read: {error.strerror}",

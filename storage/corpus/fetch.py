@@ -15,6 +15,7 @@ from pathlib import Path
 
 from storage.corpus.spec import File, HubFiles, LocalFile, PinnedTokenizer, PyPIFile
 from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
+from storage.named import open_file
 
 
 def read_pinned(pin: File | PinnedTokenizer, cache: Path) -> bytes:
@@ -33,10 +34,10 @@ def read_pinned(pin: File | PinnedTokenizer, cache: Path) -> bytes:
 
 def _verified(pin: PyPIFile | LocalFile | PinnedTokenizer, path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(pin.size + 1)  # one byte more tells a longer file without reading all of it
-            longer = len(data) > pin.size
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, pin.size))  # of a longer file not all is read
+            longer = size > pin.size
     except FileNotFoundError:
         raise MissingObject(
             f"there is no {path}", cause="the recipe names another folder, or the file was moved"

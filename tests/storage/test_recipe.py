@@ -62,3 +62,20 @@ def test_a_wrong_recipe_names_the_field(tmp_path: Path, old: str, new: str, said
 def test_a_missing_recipe_lists_those_that_exist() -> None:
     with pytest.raises(UsageError, match=r"demo, open_1b"):
         recipes.load("no-such-recipe")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"name: \xe9", "can't decode byte 0xe9"),
+        (b"a: 2026-99-99", "month must be in 1..12"),
+        (b"[" * 20_000, "recursion"),
+        (b"a: &a [x, x]\nb: &b [*a, *a]\n", r"line 2: alias \*a: aliases are not allowed"),
+        (b"!!python/object/apply:os.system [id]", "could not determine a constructor"),
+    ],
+)
+def test_hostile_yaml_is_a_usage_error(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=f"is not valid YAML.*{said}"):
+        recipes.load(path)
