@@ -20,7 +20,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("flows", "tasks", "kernels", "model", "storage")
 # Everything that could change a bit, or the form of what is written.
 DISTRIBUTIONS = ("blake3", "cryptography", "fastokens", "llvmlite", "mpmath", "numba", "numpy", "pyarrow", "pydantic",
-                 "safetensors", "tokenizers", "torch", "verbatim-audit-training")  # fmt: skip
+                 "tokenizers", "torch", "verbatim-audit-training")  # fmt: skip
 
 
 class Provenance(Record):
