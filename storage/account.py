@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels import canonical
-from storage.figures import Probe
+from storage.figures import load_probe
 from storage.ledger import Ledger
 from storage.segment import SegmentEnd
 from storage.store import Store
 
-_PROBE = re.compile(r"probe/\d{8}\.json")
+_PROBE = re.compile(r"probe/(\d{8})\.json")
 _END = re.compile(r"segments/[^/]+\.end\.json")
 _LIMIT = 1 << 20  # bytes of one of these small records
 
@@ -48,7 +48,7 @@ def account(store: Store) -> Account:
         trajectory_root=ledger.trajectory_root(),
         ledger_head=ledger.head,
         losses=[None if entry.loss is None else float(canonical.from_bits(entry.loss)) for entry in ledger],
-        held_out=dict(_held_out(store, key) for key in store.list("probe/") if _PROBE.fullmatch(key)),
+        held_out=_held_out(store, ledger),
         validated=sorted(step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key)),
     )
 
@@ -60,10 +60,10 @@ def unigram_entropy(tokens: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _held_out(store: Store, key: str) -> tuple[int, float | None]:
-    probe = Probe.parse(store.read(key, limit=_LIMIT), key)
-    mean = probe.mean()
-    return probe.step, None if mean is None else float(mean)
+def _held_out(store: Store, ledger: Ledger) -> dict[int, float | None]:
+    steps = [int(match[1]) for match in map(_PROBE.fullmatch, store.list("probe/")) if match]
+    means = {step: load_probe(store, ledger, step).mean() for step in steps if step <= len(ledger)}
+    return {step: None if mean is None else float(mean) for step, mean in means.items()}
 
 
 def _steps(store: Store, key: str) -> range:

@@ -17,11 +17,13 @@ from model import host
 from storage import engine
 from storage.beside import MAX_DIGESTS, digests_key
 from storage.engine import State, StepRecord
-from storage.errors import MissingObject, VerbatimError
+from storage.errors import InputFault, MissingObject, VerbatimError
+from storage.ledger import Ledger
 from storage.records import Bits, Count, Digest, Record
 from storage.run import Run
-from storage.store import create_same
+from storage.store import Store, create_same
 
+MAX_PROBE = 1 << 20
 ZERO_LIMIT = 100  # steps running with a gradient of exactly zero: the tensor is not connected
 
 
@@ -65,11 +67,24 @@ def probe_key(step: int) -> str:
     return f"probe/{step:08d}.json"
 
 
+def load_probe(store: Store, ledger: Ledger, step: int) -> Probe:
+    """The probe of state `step`; InputFault if it is of another state or other windows than the ledger's."""
+    key = probe_key(step)
+    probe = Probe.parse(store.read(key, limit=MAX_PROBE), key)
+    for what, found, expected in (
+        ("step", probe.step, step),
+        ("state root", probe.state, ledger.state_root(step)),
+        ("held-out root", probe.held_out_root, ledger.header.held_out_root),
+    ):
+        if found != expected:
+            raise InputFault(f"{key}: its {what} is {found}, expected {expected}", cause="it is another run's")
+    return probe
+
+
 def save_probe(run: Run, backend: ModuleType, state: State) -> Probe:
     """The held-out losses of this state, evaluated unless they are there already."""
-    key = probe_key(state.step)
     try:
-        return Probe.parse(run.store.read(key, limit=1 << 20), key)
+        return load_probe(run.store, run.ledger, state.step)
     except MissingObject:
         probe = Probe(
             step=state.step,
@@ -77,7 +92,7 @@ def save_probe(run: Run, backend: ModuleType, state: State) -> Probe:
             held_out_root=run.stream.manifest.held_out_root,
             sources=_losses(run, backend, state),
         )
-        create_same(run.store, key, probe.canonical())
+        create_same(run.store, probe_key(state.step), probe.canonical())
         return probe
 
 

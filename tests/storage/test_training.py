@@ -13,11 +13,12 @@ import pytest
 from kernels import canonical
 from model.step import StepRecord
 from storage import checkpoint, engine
+from storage.account import account
 from storage.audit.check import check_entries
 from storage.audit.keys import load_or_create_key
 from storage.beside import digests_key, load_digests
 from storage.errors import Divergence, Halted, InputFault, LedgerFault, Refused, StorageError, UsageError, VerbatimError
-from storage.figures import Probe, ZeroWatch, probe_key
+from storage.figures import ZeroWatch, load_probe, probe_key
 from storage.ledger import Entry, part_key
 from storage.run import RECIPE_KEY, create_run
 from storage.segment import SegmentEnd, SegmentStart
@@ -39,10 +40,17 @@ def test_whole_run(begun: Small, made: Small) -> None:
     assert result.head == made.run().ledger.head
     assert [report.step for report in reports] == list(range(12)) and reports[-1].seconds_left == 0
     assert checkpoint.steps(begun.store) == [0, 5, 10, 12]
-    probes = [Probe.parse(begun.store.read(probe_key(k)), probe_key(k)) for k in (0, 5, 10, 12)]
+    probes = [load_probe(begun.store, begun.run().ledger, k) for k in (0, 5, 10, 12)]
     assert all(probe.sources.keys() == {"verbs", "nouns"} and probe.mean() is not None for probe in probes)
     assert [key[12:20] for key in begun.store.list("diagnostics/")] == ["00000000", "00000004", "00000008"]
     assert begun.store.read(RECIPE_KEY) == b"name: small\n"
+
+
+def test_held_out_losses_of_another_state_are_found(made: Small) -> None:
+    assert list(account(made.store).held_out) == [0, 5, 10, 12]
+    made.store.path(probe_key(5)).write_bytes(made.store.read(probe_key(10)))
+    with pytest.raises(InputFault, match=r"probe/00000005.json: its step is 10, expected 5"):
+        account(made.store)
 
 
 def test_digests_beside_every_entry_prove_themselves(made: Small) -> None:
