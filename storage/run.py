@@ -5,7 +5,7 @@
     checkpoints/<k>.json, objects/<digest>      states (checkpoint.py)
     segments/…                                  what really ran (segment.py)
     probe/<k>.json, diagnostics/<step>.json     figures for people (figures.py)
-    recipe.yaml                                 the recipe as it was given
+    recipe.yaml                                 the recipe with which the run was begun
 
 A published release is the same layout, with the mix under mix/ and RELEASE.json (publish.py).
 """
@@ -19,7 +19,7 @@ from model.state import root
 from storage import engine, provenance
 from storage.errors import LedgerFault, Refused, UsageError, VerbatimError
 from storage.ledger import HEADER_KEY, Header, Ledger, create_header
-from storage.store import Store, create_same
+from storage.store import Store
 from storage.stream import Stream
 
 RECIPE_KEY = "recipe.yaml"
@@ -66,7 +66,7 @@ def create_run(
         create_header(store, header)
         run = open_run(store, stream)
     if recipe is not None:
-        create_same(store, RECIPE_KEY, recipe)
+        store.create(RECIPE_KEY, recipe)  # the first stays: another one for the same run differs in its plan alone
     return run
 
 

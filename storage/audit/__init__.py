@@ -1,0 +1,1 @@
+"""Replaying what was published: draws, verdicts, certificates, keys."""

@@ -43,7 +43,8 @@ def test_whole_run(begun: Small, made: Small) -> None:
     probes = [load_probe(begun.store, begun.run().ledger, k) for k in (0, 5, 10, 12)]
     assert all(probe.sources.keys() == {"verbs", "nouns"} and probe.mean() is not None for probe in probes)
     assert [key[12:20] for key in begun.store.list("diagnostics/")] == ["00000000", "00000004", "00000008"]
-    assert begun.store.read(RECIPE_KEY) == b"name: small\n"
+    again = create_run(begun.store, begun.run().stream, begun.run().spec, begun.key.public, engine, b"another plan\n")
+    assert again.ledger.head == result.head and begun.store.read(RECIPE_KEY) == b"name: small\n"
 
 
 def test_held_out_losses_of_another_state_are_found(made: Small) -> None:
