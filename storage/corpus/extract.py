@@ -10,10 +10,12 @@ import html
 import io
 import json
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +26,8 @@ import pyarrow.parquet as pq
 from storage.corpus.spec import Botocore, Condition, Factbook, Rows, SoftwareHeritage, Text
 from storage.errors import InputFault, Refused
 
+MAX_MEMBER = 1 << 30  # bytes of one member of an archive, unpacked
+MAX_ARCHIVE = 16 << 30  # bytes of a compressed tar, unpacked
 SHORT = 200  # characters: an operation with less documentation says nothing but its name
 
 
@@ -74,9 +78,9 @@ def _botocore(name: str, data: bytes, how: Botocore) -> Iterator[Row]:
             yield Row(member, 0, None, "not selected")
             continue
         try:
-            service = json.loads(gzip.decompress(content()))
+            service = json.loads(_inflated(content(), f"{name}: {member}", MAX_MEMBER))
             texts = [plain(service.get("documentation", "")), *_operations(service)]
-        except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError):
+        except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError, RecursionError):
             yield Row(member, 0, None, "malformed")
             continue
         for position, text in enumerate(texts):
@@ -98,11 +102,11 @@ def _factbook(name: str, data: bytes, how: Factbook) -> Iterator[Row]:
             yield Row(member, position, None, "not selected")
             continue
         try:
-            profile = json.loads(content())
-        except ValueError:
+            fields = list(_fields(json.loads(content()), ()))
+        except (ValueError, RecursionError):
             yield Row(member, position, None, "malformed")
             continue
-        yield Row(member, position, "\n".join(f"{heading}: {plain(text)}" for heading, text in _fields(profile, ())))
+        yield Row(member, position, "\n".join(f"{heading}: {plain(text)}" for heading, text in fields))
 
 
 def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -166,34 +170,69 @@ def _blobs(name: str, data: bytes, how: SoftwareHeritage) -> Iterator[Row]:
 def _members(name: str, data: bytes) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
     """(member name, which of that name, content) of a zip or tar archive in order of names; else the file itself."""
     stream = io.BytesIO(data)
-    try:
+    with _readable(name):
         if zipfile.is_zipfile(stream):
             with zipfile.ZipFile(stream) as archive:
                 members = [member for member in archive.infolist() if not member.is_dir()]
-                yield from _in_order([(member.filename, partial(archive.read, member)) for member in members])
+                yield from _in_order([(m.filename, partial(_zip_read, name, archive, m)) for m in members])
             return
         stream.seek(0)
         if tarfile.is_tarfile(stream):
             stream.seek(0)
-            with tarfile.open(fileobj=io.BytesIO(_inflated(data))) as tar:
+            with tarfile.open(fileobj=io.BytesIO(_inflated(data, name, MAX_ARCHIVE))) as tar:
                 files = [member for member in tar.getmembers() if member.isfile()]
-                yield from _in_order([(file.name, partial(_tar_read, tar, file)) for file in files])
+                yield from _in_order([(file.name, partial(_tar_read, name, tar, file)) for file in files])
             return
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
-        raise InputFault(
-            f"{name} is not an archive that can be read: {error}", cause="pinned as it is, but cut off"
-        ) from error
     yield name, 0, lambda: data
 
 
-def _inflated(data: bytes) -> bytes:
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """InputFault for what the archive libraries raise: at the list of members, and again at each member's content."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise InputFault(
+            f"{name} is not an archive that can be read: {error}",
+            cause="pinned as it is, but cut off, damaged, encrypted or of an unknown compression",
+        ) from error
+
+
+def _inflated(data: bytes, name: str, limit: int) -> bytes:
     """Gzip removed once, because seeking in a compressed tar by name would inflate it again and again."""
-    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    if data[:2] != b"\x1f\x8b":
+        return data
+    pieces, size = [], 0
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        while piece := file.read(16 << 20):
+            pieces.append(piece)
+            _check_size(name, size := size + len(piece), limit)
+    return b"".join(pieces)
 
 
-def _tar_read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    content = tar.extractfile(member)
-    return content.read() if content else b""
+def _zip_read(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    with _readable(f"{name}: {member.filename}"):
+        _check_size(f"{name}: {member.filename}", member.file_size, MAX_MEMBER)  # no more than that is inflated
+        return archive.read(member)
+
+
+def _tar_read(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    with _readable(f"{name}: {member.name}"):
+        _check_size(f"{name}: {member.name}", member.size, MAX_MEMBER)
+        content = tar.extractfile(member)
+        return content.read() if content else b""
+
+
+def _check_size(what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise InputFault(
+            f"{what} unpacks to {size} bytes or more, at most {limit} are allowed",
+            cause="a file made to fill the memory",
+            next_step="leave it out of the recipe",
+        )
 
 
 def _in_order(found: list[tuple[str, Callable[[], bytes]]]) -> Iterator[tuple[str, int, Callable[[], bytes]]]:

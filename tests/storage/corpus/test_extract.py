@@ -1,5 +1,6 @@
 import gzip
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage.corpus import extract
 from storage.corpus.documents import choose_held_out, collect, normalised
 from storage.corpus.extract import Row, plain, rows
 from storage.corpus.spec import Botocore, Factbook, SourceSpec, Text
@@ -143,3 +145,59 @@ def test_equal_texts_are_held_out_together_and_long_ones_last() -> None:
     assert not any(5 in some for some in chosen)
     assert choose_held_out(0, texts, tokens, 523).size == 52
     assert choose_held_out(0, texts, tokens, 524).size == 0
+
+
+def texts(path: Path, **how: object) -> list[str]:
+    return collect(source(pin(path, **({"kind": "text"} | how))), path.parent).texts
+
+
+def test_a_member_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "MAX_MEMBER", 1000)
+    monkeypatch.setattr(extract, "MAX_ARCHIVE", 20_000)
+    assert texts(write_zip(tmp_path / "good.zip", {"a": b"x" * 1000})) == ["x" * 1000]
+    for path in (
+        write_zip(tmp_path / "bomb.zip", {"a": b"x" * 1001}),
+        write_tar(tmp_path / "bomb.tar", {"a": b"x" * 1001}),
+    ):
+        with pytest.raises(InputFault, match=f"{path.name}: a unpacks to 1001 bytes or more, at most 1000 are allowed"):
+            texts(path)
+    with pytest.raises(InputFault, match=r"many.tar.gz unpacks to \d+ bytes or more, at most 20000"):
+        texts(write_tar(tmp_path / "many.tar.gz", {str(i): b"x" * 900 for i in range(30)}))
+    member = {"a/service-2.json.gz": gzip.compress(b" " * 2000)}
+    with pytest.raises(InputFault, match=r"service-2.json.gz unpacks to 2000 bytes or more"):
+        texts(write_zip(tmp_path / "b.zip", member), kind="botocore")
+
+
+@pytest.mark.parametrize(("places", "said"), [("0,0", "unpacks to 1125899906842624 bytes"), ("", "not an archive")])
+def test_a_sparse_member_is_as_large_as_it_says(tmp_path: Path, places: str, said: str) -> None:
+    info = tarfile.TarInfo("a")
+    sparse = {"major": "0", "minor": "1", "name": "a", "size": str(1 << 50), "numblocks": "0", "map": places}
+    info.pax_headers = {f"GNU.sparse.{name}": value for name, value in sparse.items()}
+    with tarfile.open(tmp_path / "sparse.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(InputFault, match=said):
+        texts(tmp_path / "sparse.tar")
+
+
+@pytest.mark.parametrize("place", [b"PK\x01\x02", b"PK\x03\x04"])
+@pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 99), (16, 0)])
+def test_a_member_that_cannot_be_read(tmp_path: Path, place: bytes, offset: int, value: int) -> None:
+    """Encrypted, of an unknown compression, or with another checksum: the list of members is sound, one is not."""
+    path = write_zip(tmp_path / "member.zip", {"a": b"text of a member"})
+    data = bytearray(path.read_bytes())
+    at = data.index(place) + offset - (2 if place == b"PK\x03\x04" else 0)
+    data[at] = value if data[at] != value else value + 1
+    path.write_bytes(data)
+    try:
+        assert texts(path) == ["text of a member"]  # of the two headers, one decides
+    except InputFault as error:
+        assert "member.zip" in error.message
+
+
+@pytest.mark.parametrize("kind", ["botocore", "factbook"])
+def test_json_nested_without_end_is_malformed(tmp_path: Path, kind: str) -> None:
+    deep = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+    name = {"botocore": "a/service-2.json.gz", "factbook": "a.json"}[kind]
+    path = write_zip(tmp_path / "deep.zip", {name: gzip.compress(deep) if kind == "botocore" else deep})
+    with pytest.raises(InputFault, match="'malformed': 1"):
+        texts(path, kind=kind)
