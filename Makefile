@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test lint serve clean
+.PHONY: help install demo demo-slow test conformance lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 
 test: lint ## style, types and all tests (under 15 minutes)
 	$(BIN)/python -m pytest
+
+conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 10 minutes)
+	$(BIN)/python -m tests.conformance
 
 lint: .venv/installed ## style and types
 	$(BIN)/ruff check .
