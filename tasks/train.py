@@ -15,7 +15,7 @@ from storage import recipe as recipes
 from storage.account import account
 from storage.audit.keys import load_or_create_key
 from storage.engine import load_backend
-from storage.errors import VerbatimError
+from storage.errors import Refused, VerbatimError
 from storage.ledger import Ledger
 from storage.run import create_run
 from storage.store import Store, open_store
@@ -28,12 +28,22 @@ from tasks.references import KEYS, Segment, Trained, key_name
 
 @task(task_run_name="begin the run", cache_policy=NO_CACHE)
 def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
-    """Write the ledger's header, or check that the run that is there is this one. Returns the run id."""
-    path = recipes.find(recipe)
+    """Write the ledger's header, or check that the run that is there is this one. Returns the run id.
+
+    Raises Refused where mix, recipe and run do not belong together.
+    """
+    path, stream = recipes.find(recipe), Stream.open(open_store(mix))
+    asked = recipes.load(path)
+    if stream.manifest.mix.spec != asked.mix.public():
+        raise Refused(
+            f"the mix in {mix} was prepared from another recipe than {path} is now",
+            cause="the recipe's mix was changed after it was prepared",
+            next_step="prepare it in another folder, or give the recipe that was prepared",
+        )
     begun = create_run(
         open_store(run),
-        Stream.open(open_store(mix)),
-        recipes.load(path).run,
+        stream,
+        asked.run,
         load_or_create_key(KEYS, "trainer").public,
         load_backend(backend),
         path.read_bytes(),

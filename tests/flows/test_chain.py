@@ -79,6 +79,12 @@ def test_publishing_again_changes_nothing_and_another_target_works(folder: Path,
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_mix_of_another_recipe_is_refused(folder: Path, recipe: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(recipe.read_text(encoding="utf-8").replace("held_out_windows: 16", "held_out_windows: 15"))
+    assert "prepared from another recipe" in verbatim("train", other, "--folder", folder, expect=13).stderr
+
+
 def test_nobody_is_left_when_the_whole_flow_is_killed(folder: Path, recipe: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "mix", tmp_path / "mix")
     train = subprocess.Popen(command("train", recipe, "--folder", tmp_path, *REFERENCE), cwd=ROOT)
