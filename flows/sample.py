@@ -8,7 +8,7 @@ from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from flows.naming import named, short
-from tasks.audit import audit_step
+from tasks.audit import AuditFailed, audit_step
 from tasks.references import Audited, Backend, Count, absolute, records_of
 from tasks.sample import draw_steps
 
@@ -23,6 +23,8 @@ def nightly_sample(
 ) -> list[Audited]:
     """Draw and audit `count` steps. One draw a night: started again, it audits the steps already drawn.
 
+    Fails unless all of them match, after the last.
+
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
         count: How many steps to draw.
@@ -35,8 +37,14 @@ def nightly_sample(
     night = scheduled.date().isoformat()
     kept = records_of(records)
     steps = draw_steps(absolute(published), night, count, kept, beacon)
-    done = []
+    done: list[Audited] = []
+    failed: list[AuditFailed] = []
     for step in steps:
         with tags(f"run:{short(published)}", f"draw:{night}", f"step:{step}"):
-            done.append(audit_step(absolute(published), step, backend, kept, night))
+            try:
+                done.append(audit_step(absolute(published), step, backend, kept, night))
+            except AuditFailed as error:  # every step that was drawn is answered, whatever became of another
+                failed.append(error)
+    if failed:
+        raise failed[0]
     return done
