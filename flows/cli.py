@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 from flows import environment
-from storage.errors import VerbatimError
+from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
 
 if TYPE_CHECKING:
@@ -124,11 +124,12 @@ def audit(
     Examples: verbatim audit runs/demo/published --step 17
               verbatim audit runs/demo/published --initial
     """
-    from storage.errors import UsageError
     from tasks import replay
 
     if initial == (step is not None):
         raise UsageError("give either --step NUMBER or --initial", next_step="verbatim audit --help")
+    if initial and draw:
+        raise UsageError("--draw names a draw of steps; the initial state is not drawn", next_step="leave --draw out")
     kept = str(records.absolute())
     result = replay.audit(_absolute(store), step, draw, backend, kept, str(keys.absolute()), _say(as_json))
     _show_verdict(result, as_json)
@@ -212,11 +213,13 @@ def doctor(backend: AnyBackendOption = "cpu", as_json: JsonOption = False) -> No
 
 def _line(text: str) -> None:
     """Plain text, never folded: whoever reads it may be a program."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _absolute(path: str) -> str:
     """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
+    if any("\ud800" <= letter <= "\udfff" for letter in path):  # how Python shows bytes that are not UTF-8
+        raise UsageError(f"the name {path} is not UTF-8", next_step="rename the folder or file")
     return path if not path or "://" in path else str(Path(path).absolute())
 
 
@@ -257,12 +260,20 @@ def main() -> None:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except Exception as error:
-        log = environment.PROJECT / "runs" / "last-error.txt"
-        log.parent.mkdir(exist_ok=True)
-        log.write_text(traceback.format_exc(), encoding="utf-8")
-        text = f"unexpected {type(error).__name__}: {error}\n  details: {log}"
+        text = printable(f"unexpected {type(error).__name__}: {error}\n  details: {_keep(traceback.format_exc())}")
         errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
+
+
+def _keep(details: str) -> str:
+    """Where the details now lie, or why nowhere."""
+    log = environment.PROJECT / "runs" / "last-error.txt"
+    try:
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(details, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        return f"{log} cannot be written: {error.strerror}"
+    return str(log)
 
 
 if __name__ == "__main__":

@@ -239,8 +239,8 @@ class RunSpec(Spec):
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(ge=0, lt=2**63)
-    contract: str = Field(default_factory=lambda: kernels.CONTRACT)
-    vectors: str = Field(default_factory=lambda: kernels.vectors_digest())
+    contract: str = Field(default_factory=lambda: kernels.CONTRACT, max_length=64, pattern=r"^[a-z0-9.-]+$")
+    vectors: str = Field(default_factory=lambda: kernels.vectors_digest(), pattern=r"^[0-9a-f]{64}$")
     model: ModelSpec
     numerics: NumericsSpec = NumericsSpec()
     optimizer: OptimizerSpec = OptimizerSpec()

@@ -5,13 +5,21 @@
 """
 
 
+def printable(text: str) -> str:
+    """The text with everything escaped that could steer a terminal or that has no encoding; line ends stay.
+
+    What a stranger wrote into a run, or named a file, is repeated in messages.
+    """
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class VerbatimError(Exception):
     """What is wrong, with both values; its likely cause; the next command."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, cause: str = "", next_step: str = "") -> None:
-        self.message = message
+        self.message = printable(message)
         self.cause = cause
         self.next_step = next_step
         lines = [message]
@@ -19,7 +27,7 @@ class VerbatimError(Exception):
             lines.append(f"  likely cause: {cause}")
         if next_step:
             lines.append(f"  next: {next_step}")
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
 
 
 class UsageError(VerbatimError):

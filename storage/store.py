@@ -50,7 +50,12 @@ class Store(Protocol):
 
 def open_store(uri: str) -> Store:
     """The store at `uri`: "file:///path", a plain path, or "memory://name" (one per name and process)."""
-    parsed = urlparse(uri)
+    try:
+        parsed = urlparse(uri)
+        if "\0" in unquote(uri):
+            raise ValueError("a NUL character")
+    except ValueError as error:
+        raise UsageError(f"{uri!r} is no address: {error}", next_step="use a folder or file:///folder") from None
     if parsed.scheme == "memory":
         return MemoryStore(parsed.netloc + parsed.path)
     if parsed.scheme == "file" and parsed.netloc in ("", "localhost"):

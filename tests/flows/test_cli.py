@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def test_help_has_an_example(name: str) -> None:
         (("audit", "somewhere"), "--step NUMBER or --initial"),
         (("audit", "somewhere", "--step", "1", "--initial"), "--step NUMBER or --initial"),
         (("audit", "somewhere", "--step", "-1"), "--step"),
+        (("audit", "somewhere", "--initial", "--draw", "2026-11-29"), "the initial state is not drawn"),
+        (("verify", "//[x"), "'//[x' is no address"),
         (("doctor", "--backend", "gpu"), "no backend is called 'gpu'"),
         (("frobnicate",), "frobnicate"),
     ],
@@ -40,3 +43,9 @@ def test_a_missing_beacon_names_what_to_write(tmp_path: Path) -> None:
 
 def test_doctor_passes_here() -> None:
     assert "every conformance vector equal" in verbatim("doctor", "--backend", "reference").stdout
+
+
+def test_a_name_that_is_not_utf_8_is_refused_and_escaped(tmp_path: Path) -> None:
+    strange = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m"))
+    said = verbatim("prepare", strange / "recipe.yaml", expect=2).stderr
+    assert r"/\udcff\x1b[31m/recipe.yaml is not UTF-8" in said

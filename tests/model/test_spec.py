@@ -127,3 +127,10 @@ def test_a_spec_cannot_be_changed() -> None:
     spec = run_spec("demo")
     with pytest.raises(ValidationError, match="frozen"):
         spec.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("field", ["contract", "vectors"])
+@pytest.mark.parametrize("value", ["", "\x1b[31m", "\ud800", "a\n  next: b", "a" * 100_000])
+def test_names_of_the_arithmetic_are_plain(field: str, value: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        RunSpec.model_validate(run_spec("demo").canonical() | {field: value})

@@ -89,7 +89,7 @@ def test_open_store(tmp_path: Path) -> None:
     assert by_uri.read("k") == b"1" and by_path.uri == by_uri.uri
     open_store(f"memory://{tmp_path}").create("k", b"2")
     assert open_store(f"memory://{tmp_path}").read("k") == b"2"
-    for uri in ("", "ftp://host/x", "file://host/x"):
+    for uri in ("", "ftp://host/x", "file://host/x", "//[x", "http://[::1", "file:///a%00b"):
         with pytest.raises(UsageError):
             open_store(uri)
 
