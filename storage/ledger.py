@@ -161,6 +161,14 @@ class Ledger:
         check_same(self[entry.step], entry)
         return False
 
+    def catch_up(self) -> None:
+        """Take the entries that another writer added since this ledger was opened."""
+        known = set(self.parts)
+        parts = [key for key in self._store.list("ledger/") if key != HEADER_KEY and key not in known]
+        for entry in _read(self._store, parts, len(self)):
+            self._take(entry)
+        self.parts += parts
+
     def _take(self, entry: Entry) -> None:
         """Append a read entry, if it is the next of the chain."""
         _check_order(entry.step, len(self), f"entry {entry.step}")
@@ -189,9 +197,8 @@ def check_same(recorded: Entry, found: Entry) -> None:
         )
 
 
-def _read(store: Store, parts: list[str]) -> Iterator[Entry]:
-    """All entries in key order; the caller checks the chain."""
-    expected = 0
+def _read(store: Store, parts: list[str], expected: int = 0) -> Iterator[Entry]:
+    """All entries of the parts in key order, from step `expected` on; the caller checks the chain."""
     for key in parts:
         match = _PART.fullmatch(key)
         if not match:

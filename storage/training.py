@@ -99,6 +99,7 @@ def train_segment(
 def resume(run: Run, backend: ModuleType) -> State:
     """The state of the newest whole checkpoint, or state 0 from the seed; verified against the ledger either way."""
     made = checkpoint.steps(run.store)
+    run.ledger.catch_up()  # a twin may train the same run: the entries up to every checkpoint listed are there by now
     if made:
         return checkpoint.load(run.store, run.ledger, made[-1])
     state = engine.initial_state(run.spec, backend)

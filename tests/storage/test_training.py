@@ -175,6 +175,15 @@ def test_two_trainers_at_once_write_one_ledger(begun: Small, made: Small) -> Non
     assert sum(end.validated_steps for end in ends(begun)) == 12
 
 
+def test_a_twin_that_trained_since_the_run_was_opened_is_caught_up_with(begun: Small, made: Small) -> None:
+    """Its checkpoint lies beyond the entries that were read at opening; nothing is cut off."""
+    opened = begun.run()
+    begun.train(until=6)
+    result = train_segment(opened, "cpu", checkpoint_every=5, diagnostics_every=4)
+    assert (result.first_step, result.outcome, result.head) == (6, "finished", made.run().ledger.head)
+    assert opened.ledger.parts == begun.run().ledger.parts
+
+
 def test_edited_ledger_is_found_at_restart(made: Small) -> None:
     flip(made.store.path(part_key(4)), 200)
     with pytest.raises(LedgerFault):
