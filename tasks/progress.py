@@ -61,6 +61,11 @@ class Progress:
         if done >= self.total or time.monotonic() - self._sent >= EVERY:
             self._send(report)
 
+    def before(self, done: int, note: str) -> None:
+        """Say what happens before the first unit; its time says nothing of the pace."""
+        for listener in _listeners:
+            listener(Report(self.phase, done, self.total, self.unit, None, note))
+
     def _remaining(self, done: int) -> float | None:
         """Counted from the first report on: what came before it, such as compiling, says nothing of the pace."""
         now = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from storage.engine import self_test
 from storage.run import open_run
 from storage.store import open_store
 from storage.stream import Stream
@@ -15,6 +16,8 @@ def main() -> None:
     """Train until the requested step; SIGTERM asks for a whole checkpoint at the next step boundary, then the end."""
     with reporting() as request, stop_on_signal() as should_stop:
         run = open_run(open_store(request["run"]), Stream.open(open_store(request["mix"])))
+        emit("check", done=len(run.ledger))
+        self_test(request["backend"])  # a machine that computes wrongly must not write a ledger
         result = train_segment(
             run,
             request["backend"],
