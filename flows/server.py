@@ -54,6 +54,7 @@ def _start(home: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
     root = f"http://127.0.0.1:{port}"
     url = f"{root}/api"
     settings = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
+    settings["PREFECT_SERVER_UI_STATIC_DIRECTORY"] = str(_first_ui_only(home / "ui"))
     log = home / "server.log"
     with log.open("wb") as output:
         arguments = ["--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
@@ -65,6 +66,15 @@ def _start(home: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
         raise
     (home / "server.json").write_text(json.dumps({"pid": process.pid, "url": url}))
     return process, url
+
+
+def _first_ui_only(folder: Path) -> Path:
+    """Where Prefect keeps the files of its UIs. No setting hides the second one, which fetches a configuration from
+    another host; it is not offered if it cannot be put there: a link to nowhere stands in its place."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "v2").is_symlink():
+        (folder / "v2").symlink_to("not-offered")
+    return folder
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

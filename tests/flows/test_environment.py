@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import urllib.request
 from pathlib import Path
 
 from flows import environment
@@ -24,3 +26,8 @@ def test_the_cache_folder_changes_with_any_source_of_the_kernels(tmp_path: Path)
     changed = environment.kernels_digest(tmp_path)
     (tmp_path / "b.py").rename(tmp_path / "c.py")
     assert len({first, changed, environment.kernels_digest(tmp_path)}) == 3
+
+
+def test_the_server_offers_no_ui_that_asks_another_host(api: str) -> None:
+    with urllib.request.urlopen(f"{api.removesuffix('/api')}/ui-settings", timeout=10) as answer:
+        assert json.load(answer)["available_uis"] == ["v1"]
