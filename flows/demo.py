@@ -167,3 +167,6 @@ if __name__ == "__main__":
     except VerbatimError as error:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        console.print("stopped; `make demo` starts afresh")
+        sys.exit(128 + signal.SIGINT)
