@@ -164,6 +164,7 @@ def sample(
     else:
         steps = ", ".join(str(step) for step in made.steps)
         _line(f"draw of {made.date} (on the {made.basis}): steps {steps}")
+        _line(f"next: verbatim audit {store} --draw {made.date} --step {made.steps[0]}")
 
 
 @app.command()
@@ -208,7 +209,9 @@ def doctor(backend: AnyBackendOption = "cpu", as_json: JsonOption = False) -> No
         print(json.dumps(found))
     else:
         for name, value in found.items():
-            _line(f"{name}: {value}")
+            each = value.items() if isinstance(value, dict) else ()
+            _line(f"{name}: {', '.join(f'{part} {number}' for part, number in each) or value}")
+        _line("this machine is fit to audit")
 
 
 def _line(text: str) -> None:
@@ -247,7 +250,9 @@ def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
     console.print(f"[bold {colour}]{label}[/] {result['piece']} ({result['seconds']:.1f} s)", highlight=False)
     _line(f"  {result['detail']}")
     if result["exit_code"]:
-        _line(f"  {result['explanation']}\n  next: {result['next']}")
+        _line(f"  {result['explanation']}")
+        if "\n  next: " not in result["detail"]:
+            _line(f"  next: {result['next']}")
     if result["certificate"]:
         _line(f"certificate: {result['certificate']}")
 
