@@ -19,14 +19,16 @@ from storage.store import open_store
 def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
     """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong."""
     ledger = Ledger(open_store(store))
-    done = []
+    bodies, done = [], []
     for path in paths:
         try:
             data = read_file(path, certificate.MAX_CERTIFICATE)
         except OSError as error:
             raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
         body = certificate.verify(data, ledger).body
+        bodies.append(body)
         done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
+    certificate.check_own(bodies)
     return done
 
 

@@ -6,7 +6,7 @@
 after it: only who held them can make it, and whoever replays the step can make it again for any key and compare.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -131,6 +131,18 @@ def verify(data: bytes, ledger: Ledger, piece: str | None = None) -> Checked:
     else:
         _check_step(body, ledger)
     return Checked(body, digest(data, PURPOSE))
+
+
+def check_own(bodies: Iterable[Body]) -> None:
+    """CertificateFault where two auditors show one proof of replay: it is keyed by the auditor, so one copied it."""
+    shown: dict[str, str] = {}
+    for body in bodies:
+        if (other := shown.setdefault(body.proof, body.auditor)) != body.auditor:
+            raise CertificateFault(
+                f"certificate: keys {other} and {body.auditor} show the same proof of replay {body.proof}",
+                cause="one of them signed what the other had replayed",
+                next_step="replay the piece and make the proof for both keys: it is the copy's that differs",
+            )
 
 
 def _check_initial(body: Body, ledger: Ledger) -> None:

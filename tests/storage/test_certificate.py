@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kernels import canonical
-from storage.audit.certificate import Certificate, certificate_key, save_certificate, sign, verify
+from storage.audit.certificate import Certificate, certificate_key, check_own, save_certificate, sign, verify
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import audit_initial, audit_step
 from storage.errors import CertificateFault
@@ -92,6 +92,19 @@ def test_moved_to_another_key(made: Small, certificate: bytes, tmp_path: Path) -
     document["body"]["auditor"] = thief.public
     with pytest.raises(CertificateFault, match="signature is not that of key"):
         verify(canonical.dumps(document), made.run().ledger)
+
+
+def test_a_copied_proof_is_found_beside_the_one_it_was_copied_from(
+    made: Small, certificate: bytes, auditor: Key, tmp_path: Path
+) -> None:
+    thief, ledger = load_or_create_key(tmp_path / "thief", "thief"), made.run().ledger
+    copied = verify(resigned(certificate, thief, auditor=thief.public), ledger).body  # alone, it only needs a replay
+    own = audit_step(made.published, 6, "cpu", thief).certificate
+    honest = verify(certificate, ledger).body
+    assert own is not None
+    check_own([honest, honest, verify(own, ledger).body])
+    with pytest.raises(CertificateFault, match=f"keys {auditor.public} and {thief.public} show the same proof"):
+        check_own([honest, copied])
 
 
 def test_moved_to_another_step(made: Small, certificate: bytes) -> None:
