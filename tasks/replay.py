@@ -10,6 +10,8 @@ from storage.audit.certificate import save_certificate
 from storage.audit.draw import Draw, load_draw
 from storage.audit.keys import load_or_create_key
 from storage.audit.replay import AuditProgress, audit_initial, audit_step
+from storage.audit.verdict import Verdict
+from storage.errors import StorageError
 from storage.ledger import Ledger
 from storage.store import Store, open_store
 from tasks.process import emit, reporting
@@ -33,8 +35,20 @@ def audit(
         verdict = audit_step(release, step, backend, key, _draw(release, kept, draw), report)
     certificate = None
     if verdict.certificate is not None:
-        certificate = str(Path(records) / save_certificate(kept, verdict.certificate))
+        certificate = str(Path(records) / _save(kept, verdict, verdict.certificate))
     return verdict.document() | {"step": step, "certificate": certificate}
+
+
+def _save(records: Store, verdict: Verdict, certificate: bytes) -> str:
+    """Keep the certificate; a replay's verdict is not lost where that fails."""
+    try:
+        return save_certificate(records, certificate)
+    except StorageError as error:
+        raise StorageError(
+            f"{verdict.piece}: {verdict.outcome.label}, but its certificate was not kept: {error.message}",
+            cause=error.cause,
+            next_step="choose another folder (--records) and audit again",
+        ) from error
 
 
 def _draw(release: Store, records: Store, date: str) -> Draw | None:

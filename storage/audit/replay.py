@@ -5,6 +5,7 @@
 Only the published store is read. What is found becomes a Verdict; other errors (a full disk, wrong usage) are raised.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -199,6 +200,7 @@ def _proof(
 
 
 def _audit_initial(run: Run, backend_name: str, key: Key) -> Verdict:
+    _check_memory(run)
     began, backend = now(), engine.load_backend(backend_name)
     state = engine.initial_state(run.spec, backend)
     found, digests = root(state)
@@ -234,6 +236,17 @@ def _audit_initial(run: Run, backend_name: str, key: Key) -> Verdict:
         tensors=tensors,
         certificate=sign(body, key),
     )
+
+
+def _check_memory(run: Run) -> None:
+    """Refused where not even the state fits into this machine; a spec can name any size in a few bytes."""
+    size = 4 * 3 * run.spec.model.parameter_count()  # weights and two moments
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise Refused(
+            f"a state of this run holds {size / 1e9:,.0f} GB, this machine's memory {memory / 1e9:,.0f} GB",
+            next_step="audit on a machine with more memory",
+        )
 
 
 def _differing_initial(run: Run, digests: dict[str, str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Audits from the published store alone: five verdicts, each for its own reason."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import AuditProgress, audit_initial, audit_step
 from storage.audit.verdict import Outcome, Verdict
 from storage.beside import digests_key
-from storage.ledger import HEADER_KEY, Entry, part_key
-from storage.publish import RELEASE_KEY, publish
+from storage.ledger import HEADER_KEY, Entry, part_key, trajectory_root
+from storage.publish import PURPOSE, RELEASE_KEY, Release, ReleaseBody, publish
 from storage.run import Run
 from storage.store import LocalStore, MemoryStore
 from tests.storage import small
@@ -81,6 +82,21 @@ def test_a_forged_initial_root_is_no_match_whatever_checkpoint_0_says(begun: Sma
     begun.published.create("checkpoints/00000000.json", b"{}")
     verdict = audit_initial(begun.published, "cpu", auditor)
     assert (verdict.outcome, verdict.tensors, verdict.fields) == (Outcome.NO_MATCH, (), ("initial_root",))
+
+
+def test_a_state_that_cannot_fit_is_refused_before_it_is_allocated(made: Small, auditor: Key) -> None:
+    header = made.run().ledger.header
+    model = dict(header.spec["model"], d_model=131_071, layers=1000, ffn=65_535)
+    header = header.model_copy(update={"spec": header.spec | {"model": model}})
+    target = LocalStore(made.folder / "giant")
+    shutil.copytree(made.folder / "mix", target.root / "mix")
+    target.create(HEADER_KEY, header.canonical())
+    body = ReleaseBody(run=header.digest(), head=header.digest(), steps=0, mix_root=header.mix_root, objects={},
+                       trajectory_root=trajectory_root(header.initial_root, []))  # fmt: skip
+    release = Release(body=body, signature=made.key.sign(body.canonical(), PURPOSE))
+    target.create(RELEASE_KEY, release.canonical())
+    verdict = audit_initial(target, "cpu", auditor)
+    assert verdict.outcome is Outcome.REFUSED and "GB, this machine's memory" in verdict.detail
 
 
 def test_no_match_names_fields_and_tensors(made: Small, auditor: Key) -> None:
