@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -264,6 +265,10 @@ def main() -> None:
     except VerbatimError as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGINT:
+            errors.print("stopped")
+        raise
     except Exception as error:
         text = printable(f"unexpected {type(error).__name__}: {error}\n  details: {_keep(traceback.format_exc())}")
         errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
