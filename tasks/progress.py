@@ -28,7 +28,8 @@ class Report:
     note: str = ""
 
     def __str__(self) -> str:
-        left = "" if self.remaining is None else f", about {duration(self.remaining)} left"
+        unknown = self.remaining is None or self.done >= self.total
+        left = "" if unknown else f", about {duration(self.remaining or 0.0)} left"
         return f"{self.done:,} of {self.total:,} {self.unit}{left}" + (f"; {self.note}" if self.note else "")
 
 

@@ -15,7 +15,7 @@ from storage import recipe as recipes
 from storage.account import account
 from storage.audit.keys import load_or_create_key
 from storage.engine import load_backend
-from storage.errors import Refused, VerbatimError
+from storage.errors import MissingObject, Refused, VerbatimError
 from storage.ledger import Ledger
 from storage.run import create_run
 from storage.store import Store, open_store
@@ -32,8 +32,11 @@ def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
 
     Raises Refused where mix, recipe and run do not belong together.
     """
-    path, stream = recipes.find(recipe), Stream.open(open_store(mix))
-    asked = recipes.load(path)
+    path, asked = recipes.find(recipe), recipes.load(recipe)
+    try:
+        stream = Stream.open(open_store(mix))
+    except MissingObject:
+        raise Refused(f"no windows are prepared in {mix}", next_step=f"verbatim prepare {recipe}") from None
     if stream.manifest.mix.spec != asked.mix.public():
         raise Refused(
             f"the mix in {mix} was prepared from another recipe than {path} is now",

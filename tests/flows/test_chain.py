@@ -85,6 +85,10 @@ def test_a_mix_of_another_recipe_is_refused(folder: Path, recipe: Path, tmp_path
     assert "prepared from another recipe" in verbatim("train", other, "--folder", folder, expect=13).stderr
 
 
+def test_training_without_windows_names_the_command_that_makes_them(recipe: Path, tmp_path: Path) -> None:
+    assert f"verbatim prepare {recipe}" in verbatim("train", recipe, "--folder", tmp_path, expect=13).stderr
+
+
 def test_nobody_is_left_when_the_whole_flow_is_killed(folder: Path, recipe: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "mix", tmp_path / "mix")
     train = subprocess.Popen(command("train", recipe, "--folder", tmp_path, *REFERENCE), cwd=ROOT)
