@@ -47,14 +47,14 @@ class Record(BaseModel):
         except canonical.NotCanonical as error:
             raise fault(f"{where}: {str(error)[:300]}", cause="the object was damaged or edited") from None
         except ValidationError as error:
-            raise fault(f"{where}: {_first(error)}", cause="the object was damaged, edited or is another's") from None
+            raise fault(f"{where}: {first(error)}", cause="the object was damaged, edited or is another's") from None
         if record.canonical() != data:
             raise fault(f"{where}: not the canonical form of its content", cause="a field is missing or was rewritten")
         return record
 
 
-def _first(error: ValidationError) -> str:
+def first(error: ValidationError) -> str:
     """The first thing that is wrong, in one line of bounded length."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])[:200] or "document"
-    return f"{field}: {first['msg']}, found {str(first['input'])[:80]!r}"
+    fault = error.errors()[0]
+    field = ".".join(str(part) for part in fault["loc"])[:200] or "document"
+    return f"{field}: {fault['msg']}, found {str(fault['input'])[:80]!r}"

@@ -19,7 +19,7 @@ from model.spec import Spec
 from storage.corpus.mixture import Mixture
 from storage.corpus.spec import MAX_BLOCK, MixSpec
 from storage.errors import InputFault
-from storage.records import Digest
+from storage.records import Digest, first
 from storage.store import Store, object_digest
 
 KEY = "manifest.json"
@@ -156,9 +156,8 @@ def read_manifest(store: Store, base: str = "", root: str | None = None) -> Mani
     try:
         manifest = Manifest.model_validate(canonical.loads(store.read(key, limit=1 << 30)))
     except (canonical.NotCanonical, ValidationError) as error:
-        raise InputFault(
-            f"{store.uri}: {key} is not a manifest: {error}", cause="damaged, or of another version"
-        ) from error
+        why = first(error) if isinstance(error, ValidationError) else error
+        raise InputFault(f"{store.uri}: {key} is not a manifest: {why}", cause="damaged or another version") from None
     _same(store, key, "mix root", mix_root(manifest.mix), manifest.root if root is None else root)
     _same(store, key, "mix root", manifest.root, mix_root(manifest.mix))
     _same(store, key, "held-out root", manifest.held_out_root, held_out_root(manifest.mix.sources))
