@@ -39,5 +39,5 @@ lint: .venv/installed ## style and types
 serve: .venv/installed ## the UI with the runs' history, and a worker that starts deployments
 	$(BIN)/python -m flows.server
 
-clean: ## remove the environment and all runs
+clean: ## remove the environment and runs/: every run, certificate and signing key
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -49,7 +49,7 @@ def machine(backend: str) -> dict[str, Any]:
         raise VerbatimError(
             f"the five packages do not come from one folder: {found}",
             cause="another package with one of these names is installed",
-            next_step="make a new environment: make clean install",
+            next_step="make a new environment: rm -r .venv, then make install",
         )
     engine.self_test(backend)
     checked: dict[str, Any] = {"packages": folders["kernels"], "self-test": "every conformance vector equal"}
