@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from tasks.progress import Report, duration, listening
 
@@ -27,7 +28,9 @@ class _Bars:
         count = TextColumn("{task.completed:>4.0f} of {task.total:.0f} {task.fields[unit]}")
         tail = [TextColumn("{task.fields[left]}"), TextColumn("{task.fields[note]}")]
         name = TextColumn("{task.description:13}")
-        self.bars = Progress(name, BarColumn(24), count, TimeElapsedColumn(), *tail, console=console)
+        bar = BarColumn(None, table_column=Column(max_width=24))  # the column that yields in a narrow terminal
+        elapsed = TimeElapsedColumn(table_column=Column(no_wrap=True))
+        self.bars = Progress(name, bar, count, elapsed, *tail, console=console)
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, report: Report) -> None:

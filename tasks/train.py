@@ -110,7 +110,7 @@ def _finished(store: Store) -> list[int]:
 
 def _show(progress: Progress, event: Event) -> None:
     if event["kind"] == "check":
-        progress.before(event["done"], "checking this machine's arithmetic; the first start compiles, about a minute")
+        progress.before(event["done"], "self-test, at first a minute")
     if event["kind"] != "step":
         return
     repeated = ", repeated: equal" if event["validated"] else ""
