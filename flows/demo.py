@@ -135,7 +135,7 @@ def _show(chain: Chain, found: Account, seconds: dict[str, float], memory: float
     ]
     for name, text in lines:
         # Never folded: roots are copied from here.
-        console.print(f"[bold]{name:16}[/] {escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]{name:15}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _check(found: Account, killer: Killer, entropy: float) -> None:

@@ -6,6 +6,7 @@ import time
 from typing import Annotated
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.audit import audit
@@ -55,4 +56,11 @@ def pipeline(recipe: str = "demo", folder: str = "", backend: Backend = "cpu", a
     done += nightly_sample(release.uri, audits, backend, where.audits) if audits else []
     clock["audit"] = time.monotonic()
     seconds = {name: clock[name] - before for before, name in zip(clock.values(), list(clock)[1:])}
+    verdicts = ", ".join(f"{audited.piece} {audited.verdict.upper()}" for audited in done)
+    create_markdown_artifact(
+        f"**{run.steps} steps trained and published; audited: {verdicts}**\n\n"
+        f"- trajectory root `{run.trajectory_root}`\n- mix root `{mix.mix_root}`\n- published at `{release.uri}`\n",
+        key="chain",
+        description=f"Result of {root}",
+    )
     return Chain(mix=mix, run=run, release=release, audits=done, seconds=seconds)
