@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows import environment
+from storage.errors import VerbatimError
 from tasks import leash
 
 UI_PORT = 4200
@@ -83,7 +84,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         if process.poll() is not None or time.monotonic() > limit:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
             state = "ended" if process.poll() is not None else f"did not answer within {START_LIMIT:.0f} s"
-            raise RuntimeError(f"the Prefect server at {url} {state}; the end of {log}:\n{tail}")
+            raise VerbatimError(f"the Prefect server at {url} {state}; the end of {log}:\n{tail}")
         time.sleep(0.2)
 
 
@@ -122,7 +123,7 @@ def _prefect(*arguments: str) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
     done = subprocess.run(command, cwd=environment.PROJECT, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
+        raise VerbatimError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
 
 
 def serve() -> None:
@@ -140,5 +141,9 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        serve()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            serve()
+    except VerbatimError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
