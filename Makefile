@@ -29,7 +29,7 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 test: lint ## style, types and all tests (under 15 minutes)
 	$(BIN)/python -m pytest
 
-conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 10 minutes)
+conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance
 
 lint: .venv/installed ## style and types
