@@ -20,7 +20,7 @@ help: ## list these targets
 
 install: .venv/installed ## only set up .venv, which every other target does itself
 
-demo: .venv/installed ## raw text to audited steps, on this computer (about 4 minutes)
+demo: .venv/installed ## raw text to audited steps, on this computer (about 5 minutes)
 	$(BIN)/python -m flows.demo
 
 demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: the same roots, under 25 minutes
