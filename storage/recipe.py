@@ -18,9 +18,10 @@ from model.spec import RunSpec
 from storage.corpus.spec import MixSpec, TrainTokenizer
 from storage.errors import UsageError
 from storage.named import read_file
+from storage.provenance import PROJECT
 
 MAX_RECIPE = 1 << 20
-RECIPES = Path(__file__).resolve().parent.parent / "deployments" / "recipes"
+RECIPES = PROJECT / "deployments" / "recipes"
 
 
 class Plan(BaseModel):

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROJECT = Path(__file__).resolve().parent.parent
+from storage.provenance import PROJECT
+
 CACHE = PROJECT / "runs" / "cache" / "sources"  # downloads, by their SHA-256; safe to delete
 KEYS = PROJECT / "runs" / "keys"  # this machine's signing keys
 AUDITS = PROJECT / "runs" / "audits"  # its draws and certificates

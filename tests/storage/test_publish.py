@@ -59,26 +59,11 @@ def test_killed_and_repeated(made: Small, tmp_path: Path, count: int) -> None:
     target = LocalStore(tmp_path / "target")
     child = os.fork()
     if child == 0:
-        _die_after(made, target, count)
+        small.die_at_link(count, lambda: publish(made.store, made.mix, target, made.key))
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert RELEASE_KEY not in target.list()
     publish(made.store, made.mix, target, made.key)
     assert everything(target) == everything(made.published)
-
-
-def _die_after(made: Small, target: LocalStore, count: int) -> None:
-    real, left = os.link, count
-
-    def link(*arguments: Any, **options: Any) -> None:
-        nonlocal left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        real(*arguments, **options)
-
-    os.link = link
-    publish(made.store, made.mix, target, made.key)
-    os._exit(0)
 
 
 def test_another_run_under_the_same_address_is_refused(made: Small, tmp_path: Path) -> None:

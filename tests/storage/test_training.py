@@ -94,26 +94,11 @@ def test_killed_at_any_object(begun: Small, made: Small, count: int) -> None:
     """Kill before the count-th object of the run is linked to its name, wherever that falls."""
     child = os.fork()
     if child == 0:
-        _die_at_link(begun, count)
+        small.die_at_link(count, begun.train)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     result = begun.train()
     assert result.head == made.run().ledger.head and result.outcome == "finished"
     assert _lasting(begun) == _lasting(made)
-
-
-def _die_at_link(begun: Small, count: int) -> None:
-    real, left = os.link, count
-
-    def link(*arguments: Any, **options: Any) -> None:
-        nonlocal left
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        real(*arguments, **options)
-
-    os.link = link
-    begun.train()
-    os._exit(0)
 
 
 def _lasting(made: Small) -> dict[str, bytes]:
