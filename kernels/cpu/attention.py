@@ -14,7 +14,8 @@ from kernels.cpu.exclusive import exclusive
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Attended, AttentionShape, Rows
 
-BLOCK_ROWS = 384  # queries · group of a block
+BLOCK_ROWS = 768  # queries · group of a block: enough for a product to run at speed
+SHORTEST = 64  # queries of a block at least
 
 
 class Span(NamedTuple):
@@ -40,8 +41,8 @@ def pick(values: np.ndarray, heads: int, tokens: slice, chosen: slice) -> np.nda
 
 
 def query_blocks(shape: AttentionShape) -> Iterator[tuple[slice, slice]]:
-    """(queries, keys that any of them sees), in ascending order."""
-    size = max(1, BLOCK_ROWS * shape.kv_heads // shape.heads)
+    """(queries, keys that any of them sees), in ascending order; at most half a window wide, which wastes little."""
+    size = max(1, min(BLOCK_ROWS * shape.kv_heads // shape.heads, max(shape.window // 2, SHORTEST)))
     for a in range(0, shape.sequence, size):
         b = min(a + size, shape.sequence)
         yield slice(a, b), slice(max(a - shape.window + 1, 0), b)
@@ -65,7 +66,7 @@ class _Inputs(NamedTuple):
 
     q: np.ndarray  # int8 [S·group, E]
     q_scale: np.ndarray  # f32 [S·group]
-    k_columns: np.ndarray  # int8 [E, S]
+    k: np.ndarray  # int8 [S, E]
     k_scale: np.ndarray  # f32 [S]
     v: np.ndarray  # int8 [S, E]
     v_scale: np.ndarray  # f32 [S]
@@ -78,29 +79,28 @@ class _Inputs(NamedTuple):
         def keys(x: np.ndarray) -> np.ndarray:
             return pick(x, shape.kv_heads, span.tokens, slice(span.kv, span.kv + 1))
 
-        columns = np.ascontiguousarray(keys(k.hi).T)
-        return _Inputs(queries(q.hi), queries(q.scale), columns, keys(k.scale), keys(v.hi), keys(v.scale))
+        return _Inputs(queries(q.hi), queries(q.scale), keys(k.hi), keys(k.scale), keys(v.hi), keys(v.scale))
 
 
 def _attend(x: _Inputs, shape: AttentionShape, out: np.ndarray, peak: np.ndarray, total: np.ndarray) -> None:
     """One span into its parts of out bf16[S, group, E], peak f32[S, group] and total int32[S, group]."""
     group = shape.heads // shape.kv_heads
     top = visible_max(x.v_scale, shape.window)
+    product = scratch("attention product", (2, len(x.q), shape.width), np.int32)
+    span_peak, span_total = np.empty(len(x.q), np.float32), np.empty(len(x.q), np.int32)
     for block, seen in query_blocks(shape):
-        rows, keys = slice(block.start * group, block.stop * group), seen.stop - seen.start
-        count = rows.stop - rows.start
-        s = scratch("attention s", (count, keys), np.int32)
-        codes = scratch("attention codes", (2 * count, keys), np.int8)
-        product = scratch("attention product", (2 * count, shape.width), np.int32)
-        block_peak, block_total = np.empty(count, np.float32), np.empty(count, np.int32)
-        multiply(x.q[rows], x.k_columns[:, seen], s)
+        rows = slice(block.start * group, block.stop * group)
+        shape_s = (rows.stop - rows.start, seen.stop - seen.start)
+        codes = scratch("attention codes", (2, *shape_s), np.int8)
+        s = multiply(x.q[rows], x.k[seen].T, scratch("attention s", shape_s, np.int32))
         kernels.weigh_rows(
             s, x.q_scale[rows], x.k_scale[seen], x.v_scale[seen], top[block],
-            block.start, seen.start, group, shape.window, codes, block_peak, block_total,
+            block.start, seen.start, group, shape.window, codes, span_peak[rows], span_total[rows],
         )  # fmt: skip
-        multiply(codes, x.v[seen], product)
-        kernels.output_rows(product, top[block], block_total, group, out[block])
-        peak[block], total[block] = block_peak.reshape(-1, group), block_total.reshape(-1, group)
+        for part in range(2):
+            multiply(codes[part], x.v[seen], product[part, rows])
+    kernels.output_rows(product, top, span_total, group, out)
+    peak[...], total[...] = span_peak.reshape(-1, group), span_total.reshape(-1, group)
 
 
 def visible_max(scale: np.ndarray, window: int) -> np.ndarray:

@@ -23,16 +23,13 @@ class _Inputs(NamedTuple):
     """One span's operands, laid out for the products of both sweeps."""
 
     q: np.ndarray  # int8 [S·group, E]
-    q_columns: np.ndarray  # int8 [E, S·group]
     q_scale: np.ndarray  # f32 [S·group]
     k: np.ndarray  # int8 [S, E]
-    k_columns: np.ndarray  # int8 [E, S]
     k_scale: np.ndarray  # f32 [S]
     v: np.ndarray  # int8 [S, E]
-    v_columns: np.ndarray  # int8 [E, S]
     v_scale: np.ndarray  # f32 [S]
-    d: np.ndarray  # int8 [S·group, 2E], hi then lo
-    d_columns: np.ndarray  # int8 [2E, S·group]
+    d_hi: np.ndarray  # int8 [S·group, E]
+    d_lo: np.ndarray  # int8 [S·group, E]
     d_scale: np.ndarray  # f32 [S·group]
     delta: np.ndarray  # f32 [S·group], Σ dO·O
     peak: np.ndarray  # f32 [S·group]
@@ -51,11 +48,12 @@ def attention_backward(
     dq = np.empty((tokens, shape.heads, shape.width), np.float32)
     dk = np.empty((tokens, shape.kv_heads, shape.width), np.float32)
     dv = np.empty((tokens, shape.kv_heads, shape.width), np.uint16)
-    d = np.empty((tokens * shape.heads, 2 * shape.width), np.int8)
-    d_scale, delta = np.empty(len(d), np.float32), np.empty(len(d), np.float32)
-    kernels.prepare_rows(d_out.reshape(d.shape[0], -1), saved.out.reshape(d.shape[0], -1), d, d_scale, delta, flag)
+    rows = (tokens * shape.heads, shape.width)
+    d_hi, d_lo = np.empty(rows, np.int8), np.empty(rows, np.int8)
+    d_scale, delta = np.empty(len(d_hi), np.float32), np.empty(len(d_hi), np.float32)
+    kernels.prepare_rows(d_out.reshape(rows), saved.out.reshape(rows), d_hi, d_lo, d_scale, delta, flag)
     inverse = np.float32(1) / (saved.total.astype(np.float32) * np.float32(2.0**-18))
-    by_row = (d, d_scale, delta, saved.peak.reshape(-1), inverse.reshape(-1))
+    by_row = (d_hi, d_lo, d_scale, delta, saved.peak.reshape(-1), inverse.reshape(-1))
     for span in spans(tokens, shape):
         x = _inputs(q, k, v, by_row, span, shape)
         _query_sweep(x, shape, dq[span.tokens, span.heads], flag)
@@ -70,64 +68,61 @@ def _inputs(q: Rows, k: Rows, v: Rows, by_row: tuple[np.ndarray, ...], span: Spa
     def keys(x: np.ndarray) -> np.ndarray:
         return pick(x, shape.kv_heads, span.tokens, slice(span.kv, span.kv + 1))
 
-    def columns(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x.T)
+    of_keys = (keys(k.hi), keys(k.scale), keys(v.hi), keys(v.scale))
+    return _Inputs(queries(q.hi), queries(q.scale), *of_keys, *(queries(y) for y in by_row))
 
-    d, d_scale, delta, peak, inverse = (queries(x) for x in by_row)
-    q_hi, k_hi, v_hi = queries(q.hi), keys(k.hi), keys(v.hi)
-    return _Inputs(
-        *(q_hi, columns(q_hi), queries(q.scale)),
-        *(k_hi, columns(k_hi), keys(k.scale)),
-        *(v_hi, columns(v_hi), keys(v.scale)),
-        *(d, columns(d), d_scale, delta, peak, inverse),
-    )
+
+def _products(a: np.ndarray, right: tuple[np.ndarray, ...], name: str) -> np.ndarray:
+    """int32 [len(right), rows of a, rows of right]: a·rᵀ for each, in scratch memory."""
+    out = scratch(f"attention {name}", (len(right), len(a), len(right[0])), np.int32)
+    for part, r in enumerate(right):
+        multiply(a, r.T, out[part])
+    return out
 
 
 def _query_sweep(x: _Inputs, shape: AttentionShape, dq: np.ndarray, flag: np.ndarray) -> None:
     """dQ of one span into dq f32[S, group, E]."""
     group, width = shape.heads // shape.kv_heads, shape.width
-    factor = np.float32(1) / np.sqrt(np.float32(width))
+    product = scratch("attention product", (2, len(x.q), width), np.int32)
+    scale = np.empty(len(x.q), np.float32)
     for block, seen in query_blocks(shape):
         rows = slice(block.start * group, block.stop * group)
-        count, keys = rows.stop - rows.start, seen.stop - seen.start
-        s = scratch("attention s", (count, keys), np.int32)
-        dp = scratch("attention dp", (2 * count, keys), np.int32)
-        codes = scratch("attention codes", (2 * count, keys), np.int8)
-        product = scratch("attention product", (2 * count, width), np.int32)
-        d = scratch("attention d", (2 * count, width), np.int8)
-        d[:count], d[count:] = x.d[rows, :width], x.d[rows, width:]
-        scale = np.empty(count, np.float32)
-        multiply(x.q[rows], x.k_columns[:, seen], s)
-        multiply(d, x.v_columns[:, seen], dp)
+        s = _products(x.q[rows], (x.k[seen],), "s")[0]
+        dp = scratch("attention dp", (2, *s.shape), np.int32)
+        for part, d in enumerate((x.d_hi, x.d_lo)):
+            multiply(d[rows], x.v[seen].T, dp[part])
+        codes = scratch("attention codes", (2, *s.shape), np.int8)
         kernels.query_gradient_rows(
             s, dp, x.q_scale[rows], x.d_scale[rows], x.delta[rows], x.peak[rows], x.inverse[rows],
-            x.k_scale[seen], x.v_scale[seen], block.start, seen.start, group, shape.window, codes, scale, flag,
+            x.k_scale[seen], x.v_scale[seen], block.start, seen.start, group, shape.window, codes, scale[rows], flag,
         )  # fmt: skip
-        multiply(codes, x.k[seen], product)
-        kernels.scale_rows(product, scale, factor, group, dq[block])
+        for part in range(2):
+            multiply(codes[part], x.k[seen], product[part, rows])
+    kernels.scale_rows(product, scale, np.float32(1) / np.sqrt(np.float32(width)), group, dq)
 
 
 def _key_sweep(x: _Inputs, shape: AttentionShape, dk: np.ndarray, dv: np.ndarray, flag: np.ndarray) -> None:
     """dK and dV of one span into dk f32[S, E] and dv bf16[S, E]."""
-    group, width = shape.heads // shape.kv_heads, shape.width
+    group = shape.heads // shape.kv_heads
+    k_product = scratch("attention product", (2, *x.k.shape), np.int32)
+    v_product = scratch("attention v_product", (3, *x.v.shape), np.int32)
+    scale = np.empty((2, len(x.k)), np.float32)
     for start in range(0, shape.sequence, KEY_ROWS):
         block = slice(start, min(start + KEY_ROWS, shape.sequence))
         rows = slice(start * group, min(block.stop - 1 + shape.window, shape.sequence) * group)
-        count, n = block.stop - start, rows.stop - rows.start
-        s, hi, lo = (scratch(f"attention {name}", (count, n), np.int32) for name in ("s", "dp", "dp_lo"))
-        codes = scratch("attention codes", (4 * count, n), np.int8)
-        k_product = scratch("attention product", (2 * count, width), np.int32)
-        v_product = scratch("attention v_product", (2 * count, 2 * width), np.int32)
-        scale = np.empty(2 * count, np.float32)
-        multiply(x.k[block], x.q_columns[:, rows], s)
-        multiply(x.v[block], x.d_columns[:width, rows], hi)
-        multiply(x.v[block], x.d_columns[width:, rows], lo)
+        s = _products(x.k[block], (x.q[rows],), "s")[0]
+        dp = _products(x.v[block], (x.d_hi[rows], x.d_lo[rows]), "dp")
+        codes = scratch("attention codes", (4, *s.shape), np.int8)
         kernels.key_gradient_rows(
-            s, hi, lo, x.k_scale[block], x.v_scale[block], x.q_scale[rows], x.d_scale[rows], x.delta[rows],
-            x.peak[rows], x.inverse[rows], group, shape.window, codes, scale, flag,
+            s, dp, x.k_scale[block], x.v_scale[block], x.q_scale[rows], x.d_scale[rows], x.delta[rows],
+            x.peak[rows], x.inverse[rows], group, shape.window, codes, scale[:, block], flag,
         )  # fmt: skip
-        multiply(codes[: 2 * count], x.q[rows], k_product)
-        multiply(codes[2 * count :], x.d[rows], v_product)
-        # s_q holds log₂e/√E; ln 2 brings it back to 1/√E.
-        kernels.scale_rows(k_product, scale[:count], LN_2, 1, dk[block][:, None])
-        kernels.value_rows(v_product, scale[count:], dv[block])
+        s_hi, s_lo, p_hi, p_lo = codes
+        for part, code in enumerate((s_hi, s_lo)):
+            multiply(code, x.q[rows], k_product[part, block])
+        # The product of the two low slices is dropped.
+        for part, (code, d) in enumerate(((p_hi, x.d_hi), (p_hi, x.d_lo), (p_lo, x.d_hi))):
+            multiply(code, d[rows], v_product[part, block])
+    # s_q holds log₂e/√E; ln 2 brings it back to 1/√E.
+    kernels.scale_rows(k_product, scale[0], LN_2, 1, dk[:, None])
+    kernels.value_rows(v_product, scale[1], dv)

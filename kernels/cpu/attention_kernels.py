@@ -44,6 +44,7 @@ from kernels.cpu.numeric import (
 COUNT, COUNT_INVERSE = np.float32(2.0**18), np.float32(2.0**-18)  # probabilities are summed in units of 2⁻¹⁸
 UNIT = CODE_RECIPROCAL[1]
 LOWEST = np.int32(-(2**31))
+BLOCK = 32  # rows that one thread takes at a time where each is short
 STRIP = 1024  # columns whose three rows stay in the first-level cache
 
 
@@ -86,7 +87,7 @@ def _weigh(scores, peak, v_scale, inverse, hi, lo):
 
 @njit(**PARALLEL)
 def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, codes, peak, total):
-    """Softmax of one block of queries: products s int32[R, n] to codes of P·(s_v / S) in int8[2R, n], hi rows, then lo.
+    """Softmax of one block of queries: products s int32[R, n] to codes of P·(s_v / S) in int8[2, R, n], hi and lo.
 
     The block's first query and key are `query` and `key`. q_scale f32[R]; k_scale, v_scale f32[n]; v_top f32[R / group]
     is each query's largest visible v_scale, S. Writes also peak f32[R] and total int32[R].
@@ -95,7 +96,7 @@ def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, c
     for r in prange(count):
         i = query + r // group
         first, last = max(i - window + 1, 0) - key, i + 1 - key
-        seen, hi, lo = s[r, first:last], codes[r], codes[count + r]
+        seen, hi, lo = s[r, first:last], codes[0, r], codes[1, r]
         inverse = inverse_of(bits(v_top[r // group]), 2)
         peak[r] = _scores(seen, q_scale[r], k_scale[first:last])
         _zero_outside(hi, first, last)
@@ -105,27 +106,29 @@ def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, c
 
 @njit(**PARALLEL)
 def output_rows(product, v_top, total, group, out):
-    """product int32[2R, E], hi rows, then lo rows, over the row's sum, to out bf16[R / group, group, E]."""
-    count, width = product.shape[0] // 2, product.shape[1]
-    for r in prange(count):
-        factor = (v_top[r // group] * UNIT) / (f32_of_i32(total[r]) * COUNT_INVERSE)
-        to = out[r // group, r % group]
-        for e in range(width):
-            value = f32_of_i32(product[r, e]) * F256 + f32_of_i32(product[count + r, e])
-            to[e] = bf16(value * factor)
+    """product int32[2, R, E], hi and lo, over the row's sum, to out bf16[R / group, group, E]."""
+    _, count, width = product.shape
+    for i in prange(count // group):
+        for r in range(i * group, (i + 1) * group):
+            factor = (v_top[i] * UNIT) / (f32_of_i32(total[r]) * COUNT_INVERSE)
+            high, low, to = product[0, r], product[1, r], out[i, r - i * group]
+            for e in range(width):
+                value = f32_of_i32(high[e]) * F256 + f32_of_i32(low[e])
+                to[e] = bf16(value * factor)
 
 
 @njit(**PARALLEL)
-def prepare_rows(d_out, out, codes, scale, delta, flag):
-    """d_out, out bf16[R, E]: dO in two slices to codes int8[R, 2E] with scale f32[R]; Σ dO·O to delta f32[R]."""
+def prepare_rows(d_out, out, hi, lo, scale, delta, flag):
+    """d_out, out bf16[R, E]: dO in two slices to hi, lo int8[R, E] with scale f32[R]; Σ dO·O to delta f32[R]."""
     count, width = d_out.shape
-    for r in prange(count):
+    for block in prange((count + BLOCK - 1) // BLOCK):
         x, y = np.empty(width, np.float32), np.empty(width, np.float32)
-        for e in range(width):
-            x[e] = f32_of_bf16(d_out[r, e])
-            y[e] = x[e] * f32_of_bf16(out[r, e])
-        scale[r] = quantise_row(x, 2, codes[r, :width], codes[r, width:], flag)
-        delta[r] = fixed_sum_row(y, flag)
+        for r in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
+            for e in range(width):
+                x[e] = f32_of_bf16(d_out[r, e])
+                y[e] = x[e] * f32_of_bf16(out[r, e])
+            scale[r] = quantise_row(x, 2, hi[r], lo[r], flag)
+            delta[r] = fixed_sum_row(y, flag)
 
 
 @njit(**OPTIONS)
@@ -153,9 +156,9 @@ def _store(x, top, first, last, hi, lo, flag):
 def query_gradient_rows(
     s, dp, q_scale, d_scale, delta, peak, inverse, k_scale, v_scale, query, key, group, window, codes, scale, flag
 ):
-    """dS·s_k of one block of queries, quantised by row: codes int8[2R, n], hi rows, then lo rows, and scale f32[R].
+    """dS·s_k of one block of queries, quantised by row: codes int8[2, R, n], hi and lo, and scale f32[R].
 
-    s int32[R, n] and dp int32[2R, n] (hi, then lo) are the products with keys and values, overwritten; q_scale,
+    s int32[R, n] and dp int32[2, R, n] (hi and lo) are the products with keys and values, overwritten; q_scale,
     d_scale, delta, peak, inverse f32[R]; k_scale, v_scale f32[n].
     """
     count = s.shape[0]
@@ -163,10 +166,10 @@ def query_gradient_rows(
         i = query + r // group
         a, b = max(i - window + 1, 0) - key, i + 1 - key
         top = _query_terms(
-            *(s[r, a:b], dp[r, a:b], dp[count + r, a:b], k_scale[a:b], v_scale[a:b]),
+            *(s[r, a:b], dp[0, r, a:b], dp[1, r, a:b], k_scale[a:b], v_scale[a:b]),
             *(q_scale[r], peak[r], inverse[r], d_scale[r], delta[r]),
         )
-        scale[r] = _store(_floats(s[r, a:b]), top, a, b, codes[r], codes[count + r], flag)
+        scale[r] = _store(_floats(s[r, a:b]), top, a, b, codes[0, r], codes[1, r], flag)
 
 
 @njit(**OPTIONS)
@@ -201,12 +204,12 @@ def _value_terms(p, d_scale):
 
 @njit(**PARALLEL)
 def key_gradient_rows(
-    s, dp_hi, dp_lo, k_scale, v_scale, q_scale, d_scale, delta, peak, inverse, group, window, codes, scale, flag
+    s, dp, k_scale, v_scale, q_scale, d_scale, delta, peak, inverse, group, window, codes, scale, flag
 ):
-    """dS·s_q and P·s_dO of one block of keys, quantised by key: codes int8[4B, n], hi and lo of each, scale f32[2B].
+    """dS·s_q and P·s_dO of one block of keys, quantised by key: codes int8[4, B, n], hi, lo of each; scale f32[2, B].
 
-    s, dp_hi, dp_lo int32[B, n] are the products with all queries from the block's first key on that see any of its
-    keys, ordered (query, head), overwritten; k_scale, v_scale f32[B]; the others f32[n].
+    s int32[B, n] and dp int32[2, B, n] (hi and lo) are the products with all queries from the block's first key on that
+    see any of its keys, ordered (query, head), overwritten; k_scale, v_scale f32[B]; the others f32[n].
     """
     count, n = s.shape
     for r in prange(count):
@@ -216,34 +219,32 @@ def key_gradient_rows(
             b = min(a + STRIP, last)
             p, by_query = _floats(s[r, a:b]), (q_scale[a:b], d_scale[a:b], delta[a:b])
             _probabilities(s[r, a:b], k_scale[r], q_scale[a:b], peak[a:b], inverse[a:b])
-            top_s = largest(top_s, _key_terms(p, dp_hi[r, a:b], dp_lo[r, a:b], v_scale[r], *by_query))
+            top_s = largest(top_s, _key_terms(p, dp[0, r, a:b], dp[1, r, a:b], v_scale[r], *by_query))
             top_p = largest(top_p, _value_terms(p, d_scale[a:b]))
-        x, y = _floats(dp_hi[r, first:last]), _floats(s[r, first:last])
-        scale[r] = _store(x, top_s, first, last, codes[r], codes[count + r], flag)
-        scale[count + r] = _store(y, top_p, first, last, codes[2 * count + r], codes[3 * count + r], flag)
+        x, y = _floats(dp[0, r, first:last]), _floats(s[r, first:last])
+        scale[0, r] = _store(x, top_s, first, last, codes[0, r], codes[1, r], flag)
+        scale[1, r] = _store(y, top_p, first, last, codes[2, r], codes[3, r], flag)
 
 
 @njit(**PARALLEL)
 def scale_rows(product, scale, factor, group, out):
-    """product int32[2R, E], hi rows, then lo rows, times scale[r]·factor, to out f32[R / group, group, E]."""
-    count, width = product.shape[0] // 2, product.shape[1]
-    for r in prange(count):
-        by = scale[r] * factor
-        to = out[r // group, r % group]
-        for e in range(width):
-            to[e] = (f32_of_i32(product[r, e]) * F256 + f32_of_i32(product[count + r, e])) * by
+    """product int32[2, R, E], hi and lo, times scale[r]·factor, to out f32[R / group, group, E]."""
+    _, count, width = product.shape
+    for i in prange(count // group):
+        for r in range(i * group, (i + 1) * group):
+            by = scale[r] * factor
+            high, low, to = product[0, r], product[1, r], out[i, r - i * group]
+            for e in range(width):
+                to[e] = (f32_of_i32(high[e]) * F256 + f32_of_i32(low[e])) * by
 
 
 @njit(**PARALLEL)
 def value_rows(product, scale, out):
-    """product int32[2R, 2E], hi and lo of P·s_dO by hi and lo of dO, times scale[r]·2⁸, to out bf16[R, E].
-
-    The product of the two low slices is dropped.
-    """
-    count, width = product.shape[0] // 2, product.shape[1] // 2
+    """product int32[3, R, E], hi·hi, hi·lo and lo·hi of P·s_dO and dO, times scale[r]·2⁸, to out bf16[R, E]."""
+    _, count, width = product.shape
     for r in prange(count):
         factor = scale[r] * F256
+        high, cross, other, to = product[0, r], product[1, r], product[2, r], out[r]
         for e in range(width):
-            cross = add(product[r, width + e], product[count + r, e])
-            value = f32_of_i32(product[r, e]) * F256 + f32_of_i32(cross)
-            out[r, e] = bf16(value * factor)
+            value = f32_of_i32(high[e]) * F256 + f32_of_i32(add(cross[e], other[e]))
+            to[e] = bf16(value * factor)

@@ -1,8 +1,8 @@
-"""The output head: logits, cross-entropy with z-loss, and their gradients, in chunks of tokens.
+"""The output head: logits, cross-entropy with z-loss, and their gradients, with no array of tokens × vocabulary.
 
-A large vocabulary's logits exist one chunk at a time and are made again for the second sweep: recomputed floats are the
-same bits. What joins across chunks is integer: losses, column maxima on bits, and the int32 products of the weight
-gradient, whose terms may be added in any grouping.
+By chunks of tokens: losses, and the gradient of the input. Then by blocks of the vocabulary: the gradient of the
+weight, for which the block's logits are made again: recomputed floats are the same bits. What joins across chunks is
+integer: losses, and maxima of columns on bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from kernels.cpu.linear import (
     chunks,
     column_scales,
     high_scale,
-    transposed,
     two_products,
     value_row,
 )
@@ -28,12 +27,14 @@ from kernels.cpu.numeric import (
     F1,
     F256,
     I0,
+    INFINITE,
     LN_2,
     LOG2_E,
     OPTIONS,
     PARALLEL,
     bf16,
     checked_top,
+    choose,
     code_of,
     exp2,
     f32_of_i8,
@@ -57,30 +58,45 @@ from kernels.cpu.numeric import (
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import LSE2_BITS, Rows, Weight
 
-CHUNK_LOGITS, CHUNK_TOKENS = 1 << 21, 64  # logits of a chunk, and its tokens at least
-HELD_LOGITS = 1 << 25  # logits of a unit that are kept from sweep to sweep, 128 MiB
+CHUNK_LOGITS, CHUNK_TOKENS = 1 << 22, 128  # logits of a chunk, and its tokens at least
+BLOCK_COLUMNS, BLOCK_TOKENS = 1024, 512  # of the vocabulary, and how many of its logits exist at a time
 MASS_BITS = np.float32(40)
 MASS_UNIT = np.float32(2.0**40)
 LSE2_UNIT, LSE2_LIMIT = np.float32(2.0**LSE2_BITS), np.float32(2.0**31)
 LOWEST = np.int32(-(2**31))
+NOT_FINITE = np.float32(np.inf)
 
 
 class Tokens(NamedTuple):
     """What the first sweep learns about each token."""
 
+    peak: np.ndarray  # f32, the largest logit; +∞ where one is not finite, and all count as 0
     inverse: np.ndarray  # f32, 2⁴⁰ ÷ the sum of exponentials in units of 2⁻⁴⁰
     factor: np.ndarray  # f32, 1 + 2z·lse
     nll: np.ndarray  # i64, units of 2⁻²⁴
     lse2: np.ndarray  # i64, units of 2⁻²⁰
 
+    @classmethod
+    def empty(cls, count: int) -> Tokens:
+        """Room for `count` tokens."""
+        return cls(*(np.empty(count, dtype) for dtype in (np.float32,) * 3 + (np.int64,) * 2))
+
+    def cut(self, span: slice) -> Tokens:
+        """Those of a span."""
+        return Tokens(*(field[span] for field in self))
+
+    def totals(self) -> tuple[int, int]:
+        """(Σ nll, Σ lse2)."""
+        return int(self.nll.sum(dtype=np.int64)), int(self.lse2.sum(dtype=np.int64))
+
 
 @exclusive
 def head(x: Rows, w: Weight, targets: np.ndarray, flag: np.ndarray) -> tuple[int, int]:
     """(Σ rint(nll·2²⁴), Σ rint(lse²·2²⁰)) over the unit's tokens, for targets i64[T]."""
-    tokens = _tokens(len(targets))
+    tokens = Tokens.empty(len(targets))
     for span in _spans(x, w):
-        _first_sweep(x, w, targets, np.float32(0), span, tokens, _room(span, w), flag)
-    return int(tokens.nll.sum(dtype=np.int64)), int(tokens.lse2.sum(dtype=np.int64))
+        _losses_of(x, w, targets, np.float32(0), span, tokens, flag)
+    return tokens.totals()
 
 
 @exclusive
@@ -92,74 +108,57 @@ def head_backward(
     t = p·(1 + 2z·lse). dX contracts t·s_w, quantised by token, minus the target's row; dW contracts t·s_x, quantised by
     row over the unit's tokens, with the high slice of X, minus X at the target's row.
     """
-    two_z = np.float32(two_z)
-    tokens, spans = _tokens(len(targets)), _spans(x, w)
+    tokens = Tokens.empty(len(targets))
     dx = np.empty(x.hi.shape, np.uint16)
     hi_scale = high_scale(x)
     top = np.zeros(len(w.scale), np.int32)
-    held = len(targets) * len(w.scale) <= HELD_LOGITS
-    whole = _room(slice(0, len(targets)), w) if held else None
-    for span in spans:
-        e = _room(span, w) if whole is None else whole[span]
-        _first_sweep(x, w, targets, two_z, span, tokens, e, flag)
-        _input_gradient(e, w, targets[span], hi_scale[span], _cut(tokens, span), top, dx[span], flag)
-    total = _WeightTotal(top, x.hi.shape[1], flag)
-    for span in spans:
-        e = _room(span, w) if whole is None else whole[span]
-        if whole is None:
-            _first_sweep(x, w, targets, two_z, span, tokens, e, flag)
-        total.add(e, x.hi[span], hi_scale[span], _cut(tokens, span))
-    add_gradient(total.high, total.low, 2, total.scale, sums, flag)
+    for span in _spans(x, w):
+        e = _losses_of(x, w, targets, np.float32(two_z), span, tokens, flag)
+        _input_gradient(e, w, targets[span], hi_scale[span], tokens.cut(span), top, dx[span], flag)
+    for block in chunks(len(w.scale), BLOCK_COLUMNS):
+        _add_weight_gradient(x, w, block, hi_scale, tokens, top[block], sums[block], flag)
     low, slices = (x.hi, 1) if x.lo is None else (x.lo, 2)
     _subtract_targets(x.hi, low, slices, x.scale, targets, np.float32(len(targets)), sums, flag)
-    return int(tokens.nll.sum(dtype=np.int64)), int(tokens.lse2.sum(dtype=np.int64)), dx
+    return *tokens.totals(), dx
 
 
 def _spans(x: Rows, w: Weight) -> list[slice]:
     return chunks(len(x.scale), max(CHUNK_TOKENS, CHUNK_LOGITS // len(w.scale)))
 
 
-def _room(span: slice, w: Weight) -> np.ndarray:
-    """Scratch for the logits, later exponentials, of some tokens: f32[span, V]."""
-    return scratch("logits", (span.stop - span.start, len(w.scale)), np.float32)
+def _logits(x: Rows, w: Weight, span: slice, block: slice) -> tuple[np.ndarray, np.ndarray]:
+    """The integer products of a span of tokens with a block of the vocabulary, high and low slice."""
+    return two_products("logits", x.hi[span], None if x.lo is None else x.lo[span], w.hi[block].T)
 
 
-def _tokens(count: int) -> Tokens:
-    return Tokens(*(np.empty(count, dtype) for dtype in (np.float32, np.float32, np.int64, np.int64)))
-
-
-def _cut(tokens: Tokens, span: slice) -> Tokens:
-    return Tokens(*(field[span] for field in tokens))
-
-
-def _first_sweep(
-    x: Rows,
-    w: Weight,
-    targets: np.ndarray,
-    two_z: np.float32,
-    span: slice,
-    tokens: Tokens,
-    e: np.ndarray,
-    flag: np.ndarray,
-) -> None:
-    """Fill in the tokens of a chunk, and e f32[chunk, V] = exp2((logit − peak)·log₂e)."""
-    high, low = two_products("logits", x.hi[span], None if x.lo is None else x.lo[span], transposed(w))
-    slices = 1 if x.lo is None else 2
-    terms = np.float32(len(targets))
+def _losses_of(
+    x: Rows, w: Weight, targets: np.ndarray, two_z: np.float32, span: slice, tokens: Tokens, flag: np.ndarray
+) -> np.ndarray:
+    """Fill in the tokens of a span; returns exp2((logit − peak)·log₂e), f32[span, V], in the products' memory."""
+    high, low = _logits(x, w, span, slice(None))
+    slices, terms = 1 if x.lo is None else 2, np.float32(len(targets))
     # One by one: Numba silently drops what a parallel loop writes to arrays inside a tuple.
-    _losses(high, low, slices, x.scale[span], w.scale, targets[span], two_z, terms, *_cut(tokens, span), e, flag)
+    _losses(high, low, slices, x.scale[span], w.scale, targets[span], two_z, terms, *tokens.cut(span), flag)
+    return high.view(np.float32)
+
+
+@njit(**OPTIONS)
+def _floats(products):
+    """The same memory as f32."""
+    return products.view(np.float32)
 
 
 @njit(**PARALLEL)
-def _losses(high, low, slices, row_scale, column_scale, targets, two_z, terms, inverse, factor, nll, lse2, e, flag):
-    for t in prange(e.shape[0]):
-        row = e[t]
-        value_row(high[t], low[t], slices, row)
-        if checked_top(_scale_logits(row, row_scale[t], column_scale), flag) == 0:
+def _losses(high, low, slices, row_scale, column_scale, targets, two_z, terms, peak, inverse, factor, nll, lse2, flag):
+    for t in prange(high.shape[0]):
+        row = _floats(high[t])
+        largest_bits = _logits_row(high[t], low[t], slices, row_scale[t], column_scale)
+        if checked_top(largest_bits, flag) == 0:
             row[:] = F0
-        peak, target = _peak(row), row[targets[t]]
-        z = f32_of_i64(_exponentials(row, peak))
-        lse = peak + (log2(z) - MASS_BITS) * LN_2
+        top, target = _peak(row), row[targets[t]]
+        peak[t] = choose(largest_bits < INFINITE, top, NOT_FINITE)
+        z = f32_of_i64(_exponentials(row, top))
+        lse = top + (log2(z) - MASS_BITS) * LN_2
         loss, square = lse - target, lse * lse
         nll[t] = fixed_point(loss, GRADIENT_UNIT, terms, SUM_LIMIT)
         lse2[t] = fixed_point(square, LSE2_UNIT, terms, LSE2_LIMIT)
@@ -170,8 +169,10 @@ def _losses(high, low, slices, row_scale, column_scale, targets, two_z, terms, i
 
 
 @njit(**OPTIONS)
-def _scale_logits(row, row_scale, column_scale):
-    """row := (row · s_x)·s_w; returns the bits of the largest magnitude."""
+def _logits_row(high, low, slices, row_scale, column_scale):
+    """Products of a token become its logits (value · s_x)·s_w, f32 in place; returns the bits of the largest |·|."""
+    row = _floats(high)
+    value_row(high, low, slices, row)
     top = I0
     for j in range(row.size):
         x = (row[j] * row_scale) * column_scale[j]
@@ -211,7 +212,7 @@ def _input_gradient(
     flag: np.ndarray,
 ) -> None:
     """dX of a chunk; `top` i32[V] takes in the chunk's maxima of the columns of t·s_x."""
-    hi, lo = scratch("logit codes", e.shape, np.int8), scratch("logit low codes", e.shape, np.int8)
+    hi, lo = (scratch(f"logit {name} codes", e.shape, np.int8) for name in ("high", "low"))
     scale = scratch("logit scales", (len(e),), np.float32)
     tops = scratch("chunk tops", ((len(e) + BLOCK - 1) // BLOCK, e.shape[1]), np.int32)
     _token_codes(e, tokens.inverse, tokens.factor, w.scale, hi_scale, hi, lo, scale, tops, flag)
@@ -257,35 +258,46 @@ def _subtract_target_row(high, low, scale, w, weight_scale, dx):
         dx[j] = bf16(x - f32_of_i8(w[j]) * weight_scale)
 
 
-class _WeightTotal:
-    """The softmax's part of dWᵀ, int32[D, V] for each slice, added up over chunks of tokens."""
-
-    def __init__(self, top: np.ndarray, width: int, flag: np.ndarray) -> None:
-        self.scale, self.inverse = column_scales(top, 2, flag)
-        self.high, self.low = (scratch(f"head dw {name}", (width, len(top)), np.int32) for name in ("high", "low"))
-        self.high[...], self.low[...] = 0, 0
-
-    def add(self, e: np.ndarray, x: np.ndarray, hi_scale: np.ndarray, tokens: Tokens) -> None:
-        """Contract a chunk's t·s_x, quantised by columns, with X's high slice int8[chunk, D]."""
-        hi, lo = scratch("logit codes", e.shape, np.int8), scratch("logit low codes", e.shape, np.int8)
-        _column_codes(e, tokens.inverse, tokens.factor, hi_scale, self.inverse, hi, lo)
-        turned = np.ascontiguousarray(x.T)
-        part = scratch("head dw part", self.high.shape, np.int32)
-        for codes, total in ((hi, self.high), (lo, self.low)):
-            multiply(turned, codes, part)
-            np.add(total, part, out=total)
+def _add_weight_gradient(
+    x: Rows,
+    w: Weight,
+    block: slice,
+    hi_scale: np.ndarray,
+    tokens: Tokens,
+    top: np.ndarray,
+    sums: np.ndarray,
+    flag: np.ndarray,
+) -> None:
+    """The softmax's part of dW of a block of the vocabulary, from the block's maxima of t·s_x over the unit."""
+    scale, inverse = column_scales(top, 2, flag)
+    hi, lo = (scratch(f"logit {name} codes", (len(hi_scale), len(top)), np.int8) for name in ("high", "low"))
+    slices = 1 if x.lo is None else 2
+    for span in chunks(len(hi_scale), BLOCK_TOKENS):
+        high, low = _logits(x, w, span, block)
+        known = tokens.cut(span)
+        _column_codes(
+            *(high, low, slices, x.scale[span], w.scale[block]),
+            *(known.peak, known.inverse, known.factor, hi_scale[span], inverse, hi[span], lo[span]),
+        )
+    shape = (len(top), x.hi.shape[1])
+    products = (multiply(c.T, x.hi, scratch(f"head dw {n}", shape, np.int32)) for n, c in (("high", hi), ("low", lo)))
+    add_gradient(*products, 2, scale, sums, flag)
 
 
 @njit(**PARALLEL)
-def _column_codes(e, mass_inverse, factor, hi_scale, inverse, hi, lo):
-    for t in prange(e.shape[0]):
-        _column_codes_row(e[t], mass_inverse[t], factor[t], hi_scale[t], inverse, hi[t], lo[t])
+def _column_codes(high, low, slices, row_scale, column_scale, peak, mass_inverse, factor, hi_scale, inverse, hi, lo):
+    for t in prange(high.shape[0]):
+        row = _floats(high[t])
+        _logits_row(high[t], low[t], slices, row_scale[t], column_scale)
+        _column_codes_row(row, peak[t], mass_inverse[t], factor[t], hi_scale[t], inverse, hi[t], lo[t])
 
 
 @njit(**OPTIONS)
-def _column_codes_row(e, mass_inverse, factor, hi_scale, inverse, hi, lo):
-    for j in range(e.size):
-        code = code_of(((e[j] * mass_inverse) * factor) * hi_scale, inverse[j])
+def _column_codes_row(row, peak, mass_inverse, factor, hi_scale, inverse, hi, lo):
+    alive = peak < NOT_FINITE
+    for j in range(row.size):
+        e = exp2(choose(alive, (row[j] - peak) * LOG2_E, F0))
+        code = code_of(((e * mass_inverse) * factor) * hi_scale, inverse[j])
         hi[j] = i8_of_i32(high_of(code))
         lo[j] = i8_of_i32(low_of(code))
 

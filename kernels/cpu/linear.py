@@ -48,9 +48,12 @@ def chunks(tokens: int, size: int) -> list[slice]:
 
 def two_products(name: str, hi: np.ndarray, lo: np.ndarray | None, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(hi·right, lo·right) int32 in scratch arrays; for one slice the second is the first."""
-    shape = (hi.shape[0], right.shape[1])
-    high = multiply(hi, right, scratch(f"{name} high", shape, np.int32))
-    return high, high if lo is None else multiply(lo, right, scratch(f"{name} low", shape, np.int32))
+    rows, width = hi.shape[0], right.shape[1]
+    if lo is None:
+        high = multiply(hi, right, scratch(f"{name} product", (rows, width), np.int32))
+        return high, high
+    both = multiply(np.concatenate((hi, lo)), right, scratch(f"{name} product", (2 * rows, width), np.int32))
+    return both[:rows], both[rows:]
 
 
 @njit(**OPTIONS)
@@ -62,11 +65,6 @@ def value_row(high, low, slices, out):
     else:
         for j in range(out.size):
             out[j] = f32_of_i32(high[j]) * F256 + f32_of_i32(low[j])
-
-
-def transposed(w: Weight) -> np.ndarray:
-    """The weight's codes as int8[I, O]."""
-    return np.ascontiguousarray(w.hi.T) if w.layout is None else w.layout
 
 
 @exclusive
@@ -83,10 +81,9 @@ def project_add(x: Rows, w: Weight, residual: np.ndarray) -> np.ndarray:
 
 def _project(x: Rows, w: Weight, residual: np.ndarray | None) -> np.ndarray:
     out = np.empty((len(x.scale), len(w.scale)), np.uint16)
-    right = transposed(w)
     slices = 1 if x.lo is None else 2
     for span in chunks(len(out), max(CHUNK, CHUNK_VALUES // out.shape[1])):
-        high, low = two_products("project", x.hi[span], None if x.lo is None else x.lo[span], right)
+        high, low = two_products("project", x.hi[span], None if x.lo is None else x.lo[span], w.hi.T)
         other = out[span] if residual is None else residual[span]
         _project_rows(high, low, slices, x.scale[span], w.scale, other, residual is not None, out[span])
     return out
@@ -128,9 +125,8 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndar
         for number, part in enumerate(parts):
             _add_input_gradient(part, span, hi_scale[span], slices, tops[number], number == 0, dx, flag)
         _store(dx, out[span])
-    turned = np.ascontiguousarray(x.hi.T)
     for number, part in enumerate(parts):
-        _add_weight_gradient(turned, part, hi_scale, slices, tops[number], flag)
+        _add_weight_gradient(x.hi, part, hi_scale, slices, tops[number], flag)
     return out
 
 
@@ -214,18 +210,15 @@ def _store(x, out):
 
 
 def _add_weight_gradient(
-    turned: np.ndarray, part: Part, hi_scale: np.ndarray, slices: int, top: np.ndarray, flag: np.ndarray
+    x: np.ndarray, part: Part, hi_scale: np.ndarray, slices: int, top: np.ndarray, flag: np.ndarray
 ) -> None:
-    """sums += rint(dW·2²⁴) from the columns of dY·scale_x with these maxima (as bits), and X's codes int8[I, T].
-
-    The product is dWᵀ: then the large operand, the codes of dY, is wanted as it lies.
-    """
+    """sums += rint(dW·2²⁴) from the columns of dY·scale_x with these maxima (as bits), and X's codes int8[T, I]."""
     hi = scratch("channel codes", part.dy.shape, np.int8)
     lo = scratch("channel low codes", part.dy.shape, np.int8) if slices == 2 else None
     scale, inverse = column_scales(top, slices, flag)
     _channel_codes(part.dy, hi_scale, inverse, slices, hi, hi if lo is None else lo)
-    high = multiply(turned, hi, scratch("dw high", (len(turned), len(top)), np.int32))
-    low = high if lo is None else multiply(turned, lo, scratch("dw low", high.shape, np.int32))
+    high = multiply(hi.T, x, scratch("dw high", (len(top), x.shape[1]), np.int32))
+    low = high if lo is None else multiply(lo.T, x, scratch("dw low", high.shape, np.int32))
     add_gradient(high, low, slices, scale, part.sums, flag)
 
 
@@ -263,26 +256,13 @@ def _channel_row(dy, hi_scale, inverse, slices, hi, lo):
 
 @njit(**PARALLEL)
 def add_gradient(high, low, slices, scale, sums, flag):
-    """sums i64[O, I] += rint(value·scale·2²⁴) of dWᵀ int32[I, O]; 2²⁷ or more raises the flag and counts as 0."""
+    """sums i64[O, I] += rint(value·scale·2²⁴) of dW int32[O, I]; 2²⁷ or more raises the flag and counts as 0."""
     rows, width = sums.shape
     for block in prange((rows + BLOCK - 1) // BLOCK):
-        first, last = block * BLOCK, min(rows, (block + 1) * BLOCK)
         work = np.empty(width, np.float32)
-        high_rows, low_rows = np.empty((BLOCK, width), np.int32), np.empty((BLOCK, width), np.int32)
-        _turn(high, first, last, high_rows)
-        if slices == 2:
-            _turn(low, first, last, low_rows)
-        for o in range(first, last):
-            value_row(high_rows[o - first], low_rows[o - first], slices, work)
+        for o in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
+            value_row(high[o], low[o], slices, work)
             _add_row(work, scale[o], sums[o], flag)
-
-
-@njit(**OPTIONS)
-def _turn(source, first, last, out):
-    """Columns first … last of the source become rows of `out`."""
-    for i in range(source.shape[0]):
-        for j in range(first, last):
-            out[j - first, i] = source[i, j]
 
 
 @njit(**OPTIONS)

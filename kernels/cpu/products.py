@@ -32,7 +32,8 @@ def scratch(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
 
 
 def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """a int8[M, K] · b int8[K, N] = int32[M, N], into `out` (C-contiguous) if given. Fastest where b is C-contiguous.
+    """a int8[M, K] · b int8[K, N] = int32[M, N], into `out` (C-contiguous) if given. a and b may lie by rows or by
+    columns (a transpose is a view); only operands with gaps are copied.
 
     Codes are −127…127, and −128 on one side at most. Raises ValueError on shapes that do not fit or K > 133,144.
     """
@@ -63,12 +64,16 @@ def _onednn(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def _tensor(a: np.ndarray) -> torch.Tensor:
-    """A view of the array; torch warns of arrays that it may not write, so those are copied.
+    """A view of the array. What has gaps, or may not be written (torch warns of that), is copied.
 
     NumPy leaves any stride to a dimension of length 1, and with a wrong one there _int_mm reads outside the array:
     the reshapes write the strides anew.
     """
-    return torch.from_numpy(np.require(a, requirements=["C", "W"]).reshape(-1).reshape(a.shape))
+    if not a.flags.forc or not a.flags.writeable:
+        a = a.copy()
+    if 1 in a.shape:
+        a = a.reshape(-1).reshape(a.shape)
+    return torch.from_numpy(a)
 
 
 def _float32(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
@@ -96,9 +101,11 @@ def exact(candidate: Method) -> bool:
                 if np.any(out != k * x * y):
                     return False
         a, b = (random.integers(-127, 128, shape).astype(np.int8) for shape in ((m, k), (k, n)))
-        candidate(a, b, out)
-        if np.any(out != a.astype(np.float64) @ b.astype(np.float64)):  # float64 sums below 2⁵³ are exact
-            return False
+        right = a.astype(np.float64) @ b.astype(np.float64)  # sums below 2⁵³ are exact
+        for left, other in ((a, b), (np.asfortranarray(a), b), (a, np.asfortranarray(b))):
+            candidate(left, other, out)
+            if np.any(out != right):
+                return False
     return True
 
 

@@ -55,15 +55,12 @@ def _quantise_rows(x, slices, hi, lo, scale, flag):
 
 @exclusive
 def quantise_weight(w: np.ndarray, rule: str, flag: np.ndarray) -> Weight:
-    """A weight f32[O, I] as int8 rows. Rule "max": the row's maximum becomes 127; "lsq": the step is 2·mean|w|/√127.
-
-    `layout` is the transpose, int8[I, O]: products are fastest with the contracted index first on the right.
-    """
+    """A weight f32[O, I] as int8 rows. Rule "max": the row's maximum becomes 127; "lsq": the step is 2·mean|w|/√127."""
     if rule not in RULES:
         raise ValueError(f"weight scale rule {rule!r}: it is one of {RULES}")
     hi, scale = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
     _quantise_weight(w, rule == "lsq", reciprocal(w.shape[1]), hi, scale, flag)
-    return Weight(hi, scale, np.ascontiguousarray(hi.T))
+    return Weight(hi, scale)
 
 
 @njit(**PARALLEL)
