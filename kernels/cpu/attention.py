@@ -1,7 +1,7 @@
 """Exact attention on CPUs: blocks of queries against only the keys that they may see; no array of sequence × sequence.
 
 The definition is the reference's. The heads of a group share their keys, so a block's queries of all of them make one
-product.
+product. A block is one thread's work.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,12 @@ import numpy as np
 
 from kernels.cpu import attention_kernels as kernels
 from kernels.cpu.exclusive import exclusive
+from kernels.cpu.pool import spread
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Attended, AttentionShape, Rows
 
-BLOCK_ROWS = 768  # queries · group of a block: enough for a product to run at speed
-SHORTEST = 64  # queries of a block at least
+BLOCK_PAIRS = 1 << 20  # scores of a block: what is made of them stays near the thread's cache
+MOST_ROWS, SHORTEST = 768, 32  # queries · group of a block at most, and queries at least
 
 
 class Span(NamedTuple):
@@ -41,11 +42,14 @@ def pick(values: np.ndarray, heads: int, tokens: slice, chosen: slice) -> np.nda
 
 
 def query_blocks(shape: AttentionShape) -> Iterator[tuple[slice, slice]]:
-    """(queries, keys that any of them sees), in ascending order; at most half a window wide, which wastes little."""
-    size = max(1, min(BLOCK_ROWS * shape.kv_heads // shape.heads, max(shape.window // 2, SHORTEST)))
-    for a in range(0, shape.sequence, size):
-        b = min(a + size, shape.sequence)
-        yield slice(a, b), slice(max(a - shape.window + 1, 0), b)
+    """(queries, keys that any of them sees), the longest first; at most half a window wide, which wastes little."""
+    group = shape.heads // shape.kv_heads
+    stop = shape.sequence
+    while stop:
+        rows = min(MOST_ROWS, BLOCK_PAIRS // min(shape.window, stop))
+        start = max(0, stop - max(SHORTEST, min(rows // group, shape.window // 2)))
+        yield slice(start, stop), slice(max(start - shape.window + 1, 0), stop)
+        stop = start
 
 
 @exclusive
@@ -55,9 +59,14 @@ def attention(q: Rows, k: Rows, v: Rows, shape: AttentionShape) -> Attended:
     out = np.empty((tokens, shape.heads, shape.width), np.uint16)
     peak = np.empty((tokens, shape.heads), np.float32)
     total = np.empty((tokens, shape.heads), np.int32)
+    work = []
     for span in spans(tokens, shape):
-        target = (out[span.tokens, span.heads], peak[span.tokens, span.heads], total[span.tokens, span.heads])
-        _attend(_Inputs.of(q, k, v, span, shape), shape, *target)
+        x = _Inputs.of(q, k, v, span, shape)
+        top = visible_max(x.v_scale, shape.window)
+        target = [array[span.tokens, span.heads] for array in (out, peak, total)]
+        for block, seen in query_blocks(shape):
+            work.append((x, shape, block, seen, top[block], *(array[block] for array in target)))
+    spread(_attend, work)
     return Attended(out.reshape(tokens, -1), peak, total)
 
 
@@ -82,25 +91,31 @@ class _Inputs(NamedTuple):
         return _Inputs(queries(q.hi), queries(q.scale), keys(k.hi), keys(k.scale), keys(v.hi), keys(v.scale))
 
 
-def _attend(x: _Inputs, shape: AttentionShape, out: np.ndarray, peak: np.ndarray, total: np.ndarray) -> None:
-    """One span into its parts of out bf16[S, group, E], peak f32[S, group] and total int32[S, group]."""
+def _attend(
+    x: _Inputs,
+    shape: AttentionShape,
+    block: slice,
+    seen: slice,
+    top: np.ndarray,
+    out: np.ndarray,
+    peak: np.ndarray,
+    total: np.ndarray,
+) -> None:
+    """One block of queries into its out bf16[B, group, E], peak f32[B, group] and total int32[B, group]."""
     group = shape.heads // shape.kv_heads
-    top = visible_max(x.v_scale, shape.window)
-    product = scratch("attention product", (2, len(x.q), shape.width), np.int32)
-    span_peak, span_total = np.empty(len(x.q), np.float32), np.empty(len(x.q), np.int32)
-    for block, seen in query_blocks(shape):
-        rows = slice(block.start * group, block.stop * group)
-        shape_s = (rows.stop - rows.start, seen.stop - seen.start)
-        codes = scratch("attention codes", (2, *shape_s), np.int8)
-        s = multiply(x.q[rows], x.k[seen].T, scratch("attention s", shape_s, np.int32))
-        kernels.weigh_rows(
-            s, x.q_scale[rows], x.k_scale[seen], x.v_scale[seen], top[block],
-            block.start, seen.start, group, shape.window, codes, span_peak[rows], span_total[rows],
-        )  # fmt: skip
-        for part in range(2):
-            multiply(codes[part], x.v[seen], product[part, rows])
-    kernels.output_rows(product, top, span_total, group, out)
-    peak[...], total[...] = span_peak.reshape(-1, group), span_total.reshape(-1, group)
+    rows = slice(block.start * group, block.stop * group)
+    count = rows.stop - rows.start
+    s = multiply(x.q[rows], x.k[seen].T, scratch("attention s", (count, seen.stop - seen.start), np.int32))
+    codes = scratch("attention codes", (2, *s.shape), np.int8)
+    row_peak, row_total = np.empty(count, np.float32), np.empty(count, np.int32)
+    kernels.weigh_rows(
+        s, x.q_scale[rows], x.k_scale[seen], x.v_scale[seen], top,
+        block.start, seen.start, group, shape.window, codes, row_peak, row_total,
+    )  # fmt: skip
+    flat = codes.reshape(2 * count, -1)
+    product = multiply(flat, x.v[seen], scratch("attention product", (2 * count, shape.width), np.int32))
+    kernels.output_rows(product.reshape(2, count, -1), top, row_total, group, out)
+    peak[...], total[...] = row_peak.reshape(-1, group), row_total.reshape(-1, group)
 
 
 def visible_max(scale: np.ndarray, window: int) -> np.ndarray:

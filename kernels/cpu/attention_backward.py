@@ -2,21 +2,23 @@
 
 Queries first: a block of queries against all keys that it sees holds whole rows of dS·s_k, so dQ is done at once. Then
 keys: a block of keys against all queries that see it holds whole columns of dS·s_q and P·s_dO, lying as rows, so dK and
-dV need no column maxima from a sweep before, no transpose and no partial sums.
+dV need no column maxima from a sweep before, no transpose and no partial sums. A block is one thread's work.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from kernels.cpu import attention_kernels as kernels
-from kernels.cpu.attention import Span, pick, query_blocks, spans
+from kernels.cpu.attention import BLOCK_PAIRS, SHORTEST, Span, pick, query_blocks, spans
 from kernels.cpu.exclusive import exclusive
 from kernels.cpu.numeric import LN_2
+from kernels.cpu.pool import spread
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Attended, AttentionShape, Rows
 
-KEY_ROWS = 128  # keys of a block
+MOST_KEYS = 256  # keys of a block
 
 
 class _Inputs(NamedTuple):
@@ -54,10 +56,16 @@ def attention_backward(
     kernels.prepare_rows(d_out.reshape(rows), saved.out.reshape(rows), d_hi, d_lo, d_scale, delta, flag)
     inverse = np.float32(1) / (saved.total.astype(np.float32) * np.float32(2.0**-18))
     by_row = (d_hi, d_lo, d_scale, delta, saved.peak.reshape(-1), inverse.reshape(-1))
+    by_queries, by_keys = [], []
     for span in spans(tokens, shape):
         x = _inputs(q, k, v, by_row, span, shape)
-        _query_sweep(x, shape, dq[span.tokens, span.heads], flag)
-        _key_sweep(x, shape, dk[span.tokens, span.kv], dv[span.tokens, span.kv], flag)
+        of_queries, of_keys, of_values = dq[span.tokens, span.heads], dk[span.tokens, span.kv], dv[span.tokens, span.kv]
+        by_queries += [(x, shape, block, seen, of_queries[block], flag) for block, seen in query_blocks(shape)]
+        by_keys += [
+            (x, shape, block, rows, of_keys[block], of_values[block], flag) for block, rows in key_blocks(shape)
+        ]
+    spread(_query_gradients, by_queries)
+    spread(_key_gradients, by_keys)
     return dq.reshape(-1, shape.width), dk.reshape(-1, shape.width), dv.reshape(tokens, -1)
 
 
@@ -72,57 +80,63 @@ def _inputs(q: Rows, k: Rows, v: Rows, by_row: tuple[np.ndarray, ...], span: Spa
     return _Inputs(queries(q.hi), queries(q.scale), *of_keys, *(queries(y) for y in by_row))
 
 
-def _products(a: np.ndarray, right: tuple[np.ndarray, ...], name: str) -> np.ndarray:
-    """int32 [len(right), rows of a, rows of right]: a·rᵀ for each, in scratch memory."""
-    out = scratch(f"attention {name}", (len(right), len(a), len(right[0])), np.int32)
-    for part, r in enumerate(right):
-        multiply(a, r.T, out[part])
-    return out
+def key_blocks(shape: AttentionShape) -> Iterator[tuple[slice, slice]]:
+    """(keys, rows of the queries, by (query, head of the group), that see any of them), the longest first."""
+    group, start = shape.heads // shape.kv_heads, 0
+    while start < shape.sequence:
+        seeing = min(shape.window, shape.sequence - start) * group
+        stop = min(shape.sequence, start + max(SHORTEST, min(MOST_KEYS, BLOCK_PAIRS // seeing)))
+        yield slice(start, stop), slice(start * group, min(stop - 1 + shape.window, shape.sequence) * group)
+        start = stop
 
 
-def _query_sweep(x: _Inputs, shape: AttentionShape, dq: np.ndarray, flag: np.ndarray) -> None:
-    """dQ of one span into dq f32[S, group, E]."""
+def _query_gradients(
+    x: _Inputs, shape: AttentionShape, block: slice, seen: slice, dq: np.ndarray, flag: np.ndarray
+) -> None:
+    """dQ of one block of queries, f32[B, group, E]."""
     group, width = shape.heads // shape.kv_heads, shape.width
-    product = scratch("attention product", (2, len(x.q), width), np.int32)
-    scale = np.empty(len(x.q), np.float32)
-    for block, seen in query_blocks(shape):
-        rows = slice(block.start * group, block.stop * group)
-        s = _products(x.q[rows], (x.k[seen],), "s")[0]
-        dp = scratch("attention dp", (2, *s.shape), np.int32)
-        for part, d in enumerate((x.d_hi, x.d_lo)):
-            multiply(d[rows], x.v[seen].T, dp[part])
-        codes = scratch("attention codes", (2, *s.shape), np.int8)
-        kernels.query_gradient_rows(
-            s, dp, x.q_scale[rows], x.d_scale[rows], x.delta[rows], x.peak[rows], x.inverse[rows],
-            x.k_scale[seen], x.v_scale[seen], block.start, seen.start, group, shape.window, codes, scale[rows], flag,
-        )  # fmt: skip
-        for part in range(2):
-            multiply(codes[part], x.k[seen], product[part, rows])
-    kernels.scale_rows(product, scale, np.float32(1) / np.sqrt(np.float32(width)), group, dq)
+    rows = slice(block.start * group, block.stop * group)
+    count = rows.stop - rows.start
+    s = multiply(x.q[rows], x.k[seen].T, scratch("attention s", (count, seen.stop - seen.start), np.int32))
+    dp = scratch("attention dp", (2, *s.shape), np.int32)
+    for part, d in enumerate((x.d_hi, x.d_lo)):
+        multiply(d[rows], x.v[seen].T, dp[part])
+    codes, scale = scratch("attention codes", (2, *s.shape), np.int8), np.empty(count, np.float32)
+    kernels.query_gradient_rows(
+        s, dp, x.q_scale[rows], x.d_scale[rows], x.delta[rows], x.peak[rows], x.inverse[rows],
+        x.k_scale[seen], x.v_scale[seen], block.start, seen.start, group, shape.window, codes, scale, flag,
+    )  # fmt: skip
+    flat = codes.reshape(2 * count, -1)
+    product = multiply(flat, x.k[seen], scratch("attention product", (2 * count, width), np.int32))
+    factor = np.float32(1) / np.sqrt(np.float32(width))
+    kernels.scale_rows(product.reshape(2, count, width), scale, factor, group, dq)
 
 
-def _key_sweep(x: _Inputs, shape: AttentionShape, dk: np.ndarray, dv: np.ndarray, flag: np.ndarray) -> None:
-    """dK and dV of one span into dk f32[S, E] and dv bf16[S, E]."""
-    group = shape.heads // shape.kv_heads
-    k_product = scratch("attention product", (2, *x.k.shape), np.int32)
-    v_product = scratch("attention v_product", (3, *x.v.shape), np.int32)
-    scale = np.empty((2, len(x.k)), np.float32)
-    for start in range(0, shape.sequence, KEY_ROWS):
-        block = slice(start, min(start + KEY_ROWS, shape.sequence))
-        rows = slice(start * group, min(block.stop - 1 + shape.window, shape.sequence) * group)
-        s = _products(x.k[block], (x.q[rows],), "s")[0]
-        dp = _products(x.v[block], (x.d_hi[rows], x.d_lo[rows]), "dp")
-        codes = scratch("attention codes", (4, *s.shape), np.int8)
-        kernels.key_gradient_rows(
-            s, dp, x.k_scale[block], x.v_scale[block], x.q_scale[rows], x.d_scale[rows], x.delta[rows],
-            x.peak[rows], x.inverse[rows], group, shape.window, codes, scale[:, block], flag,
-        )  # fmt: skip
-        s_hi, s_lo, p_hi, p_lo = codes
-        for part, code in enumerate((s_hi, s_lo)):
-            multiply(code, x.q[rows], k_product[part, block])
-        # The product of the two low slices is dropped.
-        for part, (code, d) in enumerate(((p_hi, x.d_hi), (p_hi, x.d_lo), (p_lo, x.d_hi))):
-            multiply(code, d[rows], v_product[part, block])
+def _key_gradients(
+    x: _Inputs,
+    shape: AttentionShape,
+    block: slice,
+    rows: slice,
+    dk: np.ndarray,
+    dv: np.ndarray,
+    flag: np.ndarray,
+) -> None:
+    """dK f32[B, E] and dV bf16[B, E] of one block of keys."""
+    group, width, count = shape.heads // shape.kv_heads, shape.width, block.stop - block.start
+    s = multiply(x.k[block], x.q[rows].T, scratch("attention s", (count, rows.stop - rows.start), np.int32))
+    dp = scratch("attention dp", (2, *s.shape), np.int32)
+    for part, d in enumerate((x.d_hi, x.d_lo)):
+        multiply(x.v[block], d[rows].T, dp[part])
+    codes, scale = scratch("attention codes", (4, *s.shape), np.int8), np.empty((2, count), np.float32)
+    kernels.key_gradient_rows(
+        s, dp, x.k_scale[block], x.v_scale[block], x.q_scale[rows], x.d_scale[rows], x.delta[rows],
+        x.peak[rows], x.inverse[rows], group, shape.window, codes, scale, flag,
+    )  # fmt: skip
+    of_s, of_p = codes.reshape(2, 2 * count, -1)
+    product = scratch("attention product", (3 * count, width), np.int32)
+    multiply(of_s, x.q[rows], product[: 2 * count])
     # s_q holds log₂e/√E; ln 2 brings it back to 1/√E.
-    kernels.scale_rows(k_product, scale[0], LN_2, 1, dk[:, None])
-    kernels.value_rows(v_product, scale[1], dv)
+    kernels.scale_rows(product[: 2 * count].reshape(2, count, width), scale[0], LN_2, 1, dk[:, None])
+    multiply(of_p, x.d_hi[rows], product[: 2 * count])
+    multiply(of_p[:count], x.d_lo[rows], product[2 * count :])  # the product of the two low slices is dropped
+    kernels.value_rows(product.reshape(3, count, width), scale[1], dv)

@@ -18,6 +18,7 @@ from kernels.cpu.numeric import (
     I0,
     OPTIONS,
     PARALLEL,
+    SERIAL,
     add,
     bf16,
     bits,
@@ -85,7 +86,7 @@ def _weigh(scores, peak, v_scale, inverse, hi, lo):
     return count
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, codes, peak, total):
     """Softmax of one block of queries: products s int32[R, n] to codes of P·(s_v / S) in int8[2, R, n], hi and lo.
 
@@ -93,7 +94,7 @@ def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, c
     is each query's largest visible v_scale, S. Writes also peak f32[R] and total int32[R].
     """
     count = s.shape[0]
-    for r in prange(count):
+    for r in range(count):
         i = query + r // group
         first, last = max(i - window + 1, 0) - key, i + 1 - key
         seen, hi, lo = s[r, first:last], codes[0, r], codes[1, r]
@@ -104,17 +105,16 @@ def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, c
         total[r] = _weigh(_floats(seen), peak[r], v_scale[first:last], inverse, hi[first:last], lo[first:last])
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def output_rows(product, v_top, total, group, out):
     """product int32[2, R, E], hi and lo, over the row's sum, to out bf16[R / group, group, E]."""
     _, count, width = product.shape
-    for i in prange(count // group):
-        for r in range(i * group, (i + 1) * group):
-            factor = (v_top[i] * UNIT) / (f32_of_i32(total[r]) * COUNT_INVERSE)
-            high, low, to = product[0, r], product[1, r], out[i, r - i * group]
-            for e in range(width):
-                value = f32_of_i32(high[e]) * F256 + f32_of_i32(low[e])
-                to[e] = bf16(value * factor)
+    for r in range(count):
+        factor = (v_top[r // group] * UNIT) / (f32_of_i32(total[r]) * COUNT_INVERSE)
+        high, low, to = product[0, r], product[1, r], out[r // group, r % group]
+        for e in range(width):
+            value = f32_of_i32(high[e]) * F256 + f32_of_i32(low[e])
+            to[e] = bf16(value * factor)
 
 
 @njit(**PARALLEL)
@@ -152,7 +152,7 @@ def _store(x, top, first, last, hi, lo, flag):
     return store_codes(x, checked_top(top, flag), 2, hi[first:last], lo[first:last])
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def query_gradient_rows(
     s, dp, q_scale, d_scale, delta, peak, inverse, k_scale, v_scale, query, key, group, window, codes, scale, flag
 ):
@@ -162,7 +162,7 @@ def query_gradient_rows(
     d_scale, delta, peak, inverse f32[R]; k_scale, v_scale f32[n].
     """
     count = s.shape[0]
-    for r in prange(count):
+    for r in range(count):
         i = query + r // group
         a, b = max(i - window + 1, 0) - key, i + 1 - key
         top = _query_terms(
@@ -202,7 +202,7 @@ def _value_terms(p, d_scale):
     return top
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def key_gradient_rows(
     s, dp, k_scale, v_scale, q_scale, d_scale, delta, peak, inverse, group, window, codes, scale, flag
 ):
@@ -212,7 +212,7 @@ def key_gradient_rows(
     see any of its keys, ordered (query, head), overwritten; k_scale, v_scale f32[B]; the others f32[n].
     """
     count, n = s.shape
-    for r in prange(count):
+    for r in range(count):
         first, last = r * group, min(n, (r + window) * group)
         top_s, top_p = I0, I0
         for a in range(first, last, STRIP):
@@ -226,23 +226,22 @@ def key_gradient_rows(
         scale[1, r] = _store(y, top_p, first, last, codes[2, r], codes[3, r], flag)
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def scale_rows(product, scale, factor, group, out):
     """product int32[2, R, E], hi and lo, times scale[r]·factor, to out f32[R / group, group, E]."""
     _, count, width = product.shape
-    for i in prange(count // group):
-        for r in range(i * group, (i + 1) * group):
-            by = scale[r] * factor
-            high, low, to = product[0, r], product[1, r], out[i, r - i * group]
-            for e in range(width):
-                to[e] = (f32_of_i32(high[e]) * F256 + f32_of_i32(low[e])) * by
+    for r in range(count):
+        by = scale[r] * factor
+        high, low, to = product[0, r], product[1, r], out[r // group, r % group]
+        for e in range(width):
+            to[e] = (f32_of_i32(high[e]) * F256 + f32_of_i32(low[e])) * by
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def value_rows(product, scale, out):
-    """product int32[3, R, E], hi·hi, hi·lo and lo·hi of P·s_dO and dO, times scale[r]·2⁸, to out bf16[R, E]."""
+    """product int32[3, R, E], hi·hi, lo·hi and hi·lo of P·s_dO and dO, times scale[r]·2⁸, to out bf16[R, E]."""
     _, count, width = product.shape
-    for r in prange(count):
+    for r in range(count):
         factor = scale[r] * F256
         high, cross, other, to = product[0, r], product[1, r], product[2, r], out[r]
         for e in range(width):

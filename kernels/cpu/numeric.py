@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 CALLED: dict[str, Any] = {"cache": True, "fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
 PARALLEL: dict[str, Any] = {**CALLED, "parallel": True}
+SERIAL: dict[str, Any] = {**CALLED, "nogil": True}  # one thread's work, beside others'
 OPTIONS: dict[str, Any] = {**CALLED, "no_cpython_wrapper": True}  # only kernels call these
 
 F0, F1, F256 = np.float32(0), np.float32(1), np.float32(256)
