@@ -43,8 +43,8 @@ BackendOption = Annotated[
 AnyBackendOption = Annotated[
     str,
     typer.Option(
-        help="cpu, reference (plain NumPy, slow), or generic: and a torch device, as in generic:mps. checked: before one"
-        " of these asserts the contract's floors after every operation."
+        help="cpu, reference (plain NumPy, slow), or generic: and a torch device, as in generic:mps. With checked:"
+        " before it, a backend asserts the contract's floors after every operation."
     ),
 ]
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
