@@ -22,6 +22,7 @@ SCALARS = AdamScalars(*map(F32, (2.0**-30, 1, 1e-3, 1, 0.9, 0.1, 0.95, 0.05, 10,
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*kernels.BACKENDS, "generic:cpu"])
 def test_every_vector_keeps_its_promises(name: str) -> None:
     assert conformance.self_test(kernels.backend(f"checked:{name}")) == []
@@ -171,6 +172,7 @@ def test_a_backend_without_floors_of_stores_and_rows_is_named(name: str, monkeyp
         backend.quantise_rows(backend.to_device(bf16(values([2.0**-65]))), 1, backend.new_flag())
 
 
+@pytest.mark.slow
 def test_the_reference_s_vectors_depend_on_no_subnormal() -> None:
     with sinks.asserted() as met:
         for name, case in conformance.cases():

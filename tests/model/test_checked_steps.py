@@ -22,6 +22,7 @@ def train(backend: ModuleType, count: int, numerics: NumericsSpec) -> list[StepR
     return [step(run, backend, state, wild.windows(run, state.step)) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_wild_weights_keep_their_promises_on_every_backend() -> None:
     expected = train(kernels.backend("cpu"), 20, NUMERICS["default"])
     assert {record.event for record in expected} == {""}
