@@ -41,7 +41,11 @@ BackendOption = Annotated[
     Literal["cpu", "reference"], typer.Option(help="cpu is fast, reference plain NumPy and slow; it changes no bit.")
 ]
 AnyBackendOption = Annotated[
-    str, typer.Option(help="cpu, reference (plain NumPy, slow), or generic: and a torch device, as in generic:mps.")
+    str,
+    typer.Option(
+        help="cpu, reference (plain NumPy, slow), or generic: and a torch device, as in generic:mps. With checked:"
+        " before it, a backend asserts the contract's floors after every operation."
+    ),
 ]
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]

@@ -11,16 +11,21 @@ from kernels.interface import CONTRACT
 
 BACKENDS = ("cpu", "reference")
 GENERIC = "generic:"  # followed by a torch device
+CHECKED = "checked:"  # followed by a backend, whose every output is then held to the contract
 
 __all__ = ["BACKENDS", "CONTRACT", "backend", "vectors_digest"]
 
 
 def backend(name: str) -> ModuleType:
     """The backend module of that name; raises ValueError for an unknown one."""
+    if name.startswith(CHECKED):
+        checked: ModuleType = importlib.import_module("kernels.checked").Checked(backend(name.removeprefix(CHECKED)))
+        return checked
     if name.startswith(GENERIC):
         return importlib.import_module("kernels.generic").on(name.removeprefix(GENERIC))
     if name not in BACKENDS:
-        raise ValueError(f"no backend is called {name!r}; there are: {', '.join(BACKENDS)}, {GENERIC}<torch device>")
+        known = f"{', '.join(BACKENDS)}, {GENERIC}<torch device>, {CHECKED}<any of these>"
+        raise ValueError(f"no backend is called {name!r}; there are: {known}")
     return importlib.import_module(f"kernels.{name}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kernels import canonical, digest
-from kernels.interface import AdamScalars, AttentionShape, Part, Rope, Rows, Weight
+from kernels.interface import INT16_MAX, AdamScalars, AttentionShape, Part, Rope, Rows, Weight
 from kernels.reference.elementary import normal_cut
 from kernels.reference.numbers import bf16
 from kernels.reference.philox import words
@@ -71,6 +71,10 @@ def cases() -> Iterator[Case]:
             yield f"attention {'.'.join(map(str, shape))} {kind}", _attention_case(shape, kind)
     for shape in FULL_LENGTH:
         yield f"attention {'.'.join(map(str, shape))} plain", _attention_case(shape, "plain", windows=1)
+    yield "sums within float32", _beyond_case(False)
+    yield "sums beyond float32", _beyond_case(True)
+    for part, reach, two_z in (("neither", 0.9, 0.0), ("target", 1.8, 0.0), ("softmax", 0.9, 1.0)):
+        yield f"head limit {part}", _head_limit_case(F32(reach), F32(two_z))
     yield "optimizer largest sums", _largest_sums_case
     yield "initial weights", lambda b: [b.to_host(b.initial_weights(2**40 + 3, "case", (37, 5), F32(0.02)))]
 
@@ -185,6 +189,23 @@ def _head_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], 
     return case
 
 
+def _head_limit_case(reach: np.float32, two_z: np.float32) -> Callable[[ModuleType], list[Any]]:
+    """The target's part of the weight's gradient reaches `reach` · 2²⁶; the softmax's, with p = ½, half of it times
+    1 + 2z·lse."""
+
+    def case(b: ModuleType) -> list[Any]:
+        tokens, width, vocab = 3, 9, 2
+        flag, sums = b.new_flag(), b.new_sums((vocab, width))
+        code = np.full((tokens, width), 127, np.int8)
+        scale = np.full(tokens, reach * F32(2.0**26) / F32(tokens * INT16_MAX), F32)
+        x = Rows(*map(b.to_device, (code, np.zeros_like(code), scale)))
+        w = b.quantise_weight(b.to_device(np.full((vocab, width), 2.0**-27, F32)), "max", flag)
+        outputs = b.head_backward(x, w, b.to_device(np.zeros(tokens, np.int64)), two_z, sums, flag)
+        return _on_host(b, [*outputs, sums, flag])
+
+    return case
+
+
 def _optimizer_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], list[Any]]:
     def case(b: ModuleType) -> list[Any]:
         shape = (size[2], size[1])
@@ -197,6 +218,21 @@ def _optimizer_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleTy
         squares = b.square_rows(sums, F32(2.0**-30))
         b.adamw(p, m, v, sums, AdamScalars(*map(F32, constants)))
         return _on_host(b, [squares, p, m, v])
+
+    return case
+
+
+def _beyond_case(beyond: bool) -> Callable[[ModuleType], list[Any]]:
+    """Finite values whose sum is the largest float32, or rounds beyond it: that counts as a row that is not finite."""
+
+    def case(b: ModuleType) -> list[Any]:
+        last = F32(2.0**127 - 2.0**103) if beyond else F32(2.0**127 - 2.0**104)
+        x = b.to_device(np.array([[2.0**127, last], [-(2.0**127), -last], [1, 2.0**-64]], F32))
+        y = b.to_device(bf16(np.full((2, 8), 1.5 * 2.0**62 if beyond else 2.0**62, F32)))
+        flags = [b.new_flag() for _ in range(3)]
+        sums, w = b.fixed_sum(x, flags[0]), b.quantise_weight(x, "lsq", flags[1])
+        rows, r = b.norm_rows(y, b.to_device(np.ones(8, F32)), F32(1e-5), 1, flags[2])
+        return _on_host(b, [sums, w, rows, r, *flags])
 
     return case
 

@@ -51,6 +51,7 @@ INT16_MAX = 32512  # two slices: 127 · 256
 GRADIENT_BITS = 24  # every gradient and loss sum counts in units of 2⁻²⁴
 LSE2_BITS = 20  # the sum of squared log-normalisers counts in units of 2⁻²⁰
 SUM_LIMIT = 27  # one unit's gradient stays below 2²⁷, so that 4,096 units stay below 2⁶³
+HEAD_LIMIT = 26  # the head's softmax part and its target part each, which join in one gradient
 LSE2_LIMIT = 31  # one unit's squared log-normalisers stay below 2³¹
 
 

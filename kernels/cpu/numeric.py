@@ -306,7 +306,7 @@ def sum_exponent(top, terms):
 
 @njit(**OPTIONS)
 def fixed_sum_row(row, flag):
-    """The sum of f32[C] in a fixed point chosen from its maximum, rounded once; not finite: flag and 0."""
+    """The sum of f32[C] in a fixed point chosen from its maximum, rounded once; not finite or beyond f32: flag, 0."""
     top = checked_top(row_top(row), flag)
     if top == 0:
         return F0
@@ -315,7 +315,11 @@ def fixed_sum_row(row, flag):
     total = np.int64(0)
     for j in range(row.size):
         total += i64_of_f32(rint(row[j] * factor))
-    return f32_of_i64(total) * power_of_two(sub(I0, k))
+    result = f32_of_i64(total) * power_of_two(sub(I0, k))
+    if magnitude(result) >= INFINITE:
+        flag[0] = 1
+        return F0
+    return result
 
 
 @njit(**OPTIONS)

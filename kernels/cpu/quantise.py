@@ -72,7 +72,7 @@ def _quantise_weight(w, lsq, mean, hi, scale, flag):
             top = checked_top(row_top(w[o]), flag)
             if lsq:
                 scale[o] = _lsq_scale(w[o], top, mean, work, flag)
-                inverse = F1 / scale[o] if top >= ROW_FLOOR else F0
+                inverse = F1 / scale[o] if scale[o] > F0 else F0
             else:
                 scale[o], inverse = scale_of(top, 1), inverse_of(top, 1)
             _clipped_codes(w[o], inverse, hi[o])

@@ -16,7 +16,7 @@ from kernels.generic.linear import add_sums, high_scale, product_f32
 from kernels.generic.numbers import add_rows, bf16, constant, finite_max, fixed_point, row_max
 from kernels.generic.products import transposed, value
 from kernels.generic.quantise import quantise, quantise_columns
-from kernels.interface import GRADIENT_BITS, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT, Rows, Weight
+from kernels.interface import GRADIENT_BITS, HEAD_LIMIT, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT, Rows, Weight
 
 CHUNK = 1 << 22  # logits at a time: bounds the working memory
 
@@ -47,7 +47,7 @@ def head_backward(
         right = w.hi.index_select(0, targets[span]).to(torch.float32) * w.scale.index_select(0, targets[span])[:, None]
         dx[span] = bf16(part - right)
     _weight_gradient(x, w, rows, sums, flag)
-    add_rows(sums, targets, -fixed_point(_dequantised(x), GRADIENT_BITS, flag, tokens, SUM_LIMIT))
+    add_rows(sums, targets, -fixed_point(_dequantised(x), GRADIENT_BITS, flag, tokens, HEAD_LIMIT))
     return *_integers(losses), dx
 
 
@@ -57,7 +57,7 @@ def _weight_gradient(x: Rows, w: Weight, rows: Tensor, sums: Tensor, flag: Tenso
     for span in _spans(len(w.scale), len(x.scale)):
         logits = torch.where(rows[0][:, None] > 0, product_f32(x, Weight(w.hi[span], w.scale[span])), 0.0)
         by_row = quantise_columns(_gradient(logits, rows) * scale[:, None], 2, flag)
-        add_sums(sums[span], value(by_row.hi, by_row.lo, x_columns) * by_row.scale[:, None], flag)
+        add_sums(sums[span], value(by_row.hi, by_row.lo, x_columns) * by_row.scale[:, None], HEAD_LIMIT, flag)
 
 
 def _logits(x: Rows, w: Weight, flag: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: Tensor)
         part = value(by_token.hi, by_token.lo, weight.layout).mul_(by_token.scale[:, None])
         total = part if total is None else total + part
         by_channel = quantise_columns(gradient * hi_scale[:, None], slices, flag)
-        add_sums(sums, value(by_channel.hi, by_channel.lo, x_columns).mul_(by_channel.scale[:, None]), flag)
+        add_sums(sums, value(by_channel.hi, by_channel.lo, x_columns).mul_(by_channel.scale[:, None]), SUM_LIMIT, flag)
     assert total is not None
     return bf16(total)
 
@@ -43,6 +43,6 @@ def high_scale(x: Rows) -> Tensor:
     return x.scale if x.lo is None else x.scale * 256.0
 
 
-def add_sums(sums: Tensor, values: Tensor, flag: Tensor) -> None:
-    """sums += rint(values · 2²⁴); a value of 2²⁷ or more, or one not finite, raises the flag and counts as 0."""
-    sums += fixed_point(values, GRADIENT_BITS, flag, 1, SUM_LIMIT)
+def add_sums(sums: Tensor, values: Tensor, limit: int, flag: Tensor) -> None:
+    """sums += rint(values · 2²⁴); a value of 2^limit or more, or one not finite, raises the flag and counts as 0."""
+    sums += fixed_point(values, GRADIENT_BITS, flag, 1, limit)

@@ -70,14 +70,16 @@ def fixed_sum(x: Tensor, flag: Tensor) -> Tensor:
     """The sum of each row of x f32[R, C], as f32[R]: exact in a fixed point set by the row's maximum, rounded once.
 
     With 2^E ≤ max|x| < 2^(E+1) and k = min(61 − ⌈log₂ C⌉ − E, 100), Σ rint(x·2^k) stays below 2⁶² in int64.
-    A row that is not finite raises the flag and sums to 0.
+    A row that is not finite, or whose sum is beyond float32, raises the flag and sums to 0.
     """
     top = finite_max(x, flag).view(torch.int32)
     live = top > 0
     x = torch.where(live[:, None], x, 0.0)
     k = (61 - ceil_log2(x.shape[1]) + 127 - (top >> 23)).clamp(max=100)
     total = torch.sum(i64_of_f32(torch.round(x * power_of_two(k)[:, None])), 1, dtype=torch.int64)
-    return torch.where(live, f32_of_i64(total) * power_of_two(-k), 0.0)
+    result = torch.where(live, f32_of_i64(total) * power_of_two(-k), 0.0)
+    raise_flag(flag, magnitude(result) >= INFINITE)
+    return finite(result)
 
 
 def fixed_point(x: Tensor, scale_bits: int, flag: Tensor, terms: int, limit: int) -> Tensor:

@@ -58,8 +58,8 @@ def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
         scale, inverse = scale_and_inverse(top, 1)
     elif rule == "lsq":
         mean = fixed_sum(w.abs(), flag) * reciprocal(w.shape[1])
-        live = magnitude(top) >= ROW_FLOOR
-        scale = torch.where(live, mean * LSQ_STEP, 0.0)
+        scale = torch.where(magnitude(top) >= ROW_FLOOR, mean * LSQ_STEP, 0.0)
+        live = scale > 0.0
         inverse = torch.where(live, divide(constant(1, w), torch.where(live, scale, 1.0)), 0.0)
     else:
         raise ValueError(f"weight scale rule {rule!r}: it is one of ('max', 'lsq')")

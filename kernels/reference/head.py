@@ -7,7 +7,7 @@ rest.
 
 import numpy as np
 
-from kernels.interface import GRADIENT_BITS, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT, Rows, Weight
+from kernels.interface import GRADIENT_BITS, HEAD_LIMIT, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT, Rows, Weight
 from kernels.reference.constants import LN_2, LOG2_E
 from kernels.reference.elementary import exp2, log2
 from kernels.reference.numbers import F32, bf16, finite_max, fixed_point
@@ -36,8 +36,8 @@ def head_backward(
     dx = dx - w.hi[targets].astype(np.float32) * w.scale[targets][:, None]
     by_row = quantise_columns(t * high_scale(x)[:, None], 2, flag)
     dw = value(by_row.hi, by_row.lo, np.ascontiguousarray(x.hi.T)) * by_row.scale[:, None]
-    add_sums(sums, dw, flag)
-    np.subtract.at(sums, targets, fixed_point(_dequantised(x), GRADIENT_BITS, flag, len(targets), SUM_LIMIT))
+    add_sums(sums, dw, HEAD_LIMIT, flag)
+    np.subtract.at(sums, targets, fixed_point(_dequantised(x), GRADIENT_BITS, flag, len(targets), HEAD_LIMIT))
     return nll, lse2, bf16(dx)
 
 

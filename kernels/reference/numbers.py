@@ -53,14 +53,17 @@ def fixed_sum(x: np.ndarray, flag: np.ndarray) -> np.ndarray:
     once.
 
     With 2^E ≤ max|x| < 2^(E+1) and k = min(61 − ⌈log₂ C⌉ − E, 100), the sum of rint(x·2^k) stays below 2⁶² in int64.
-    A row that is not finite raises the flag and sums to 0.
+    A row that is not finite, or whose sum is beyond float32, raises the flag and sums to 0.
     """
     top = finite_max(x, 1, flag)
     x = np.where((top > 0)[:, None], x, F32(0))
     exponent = (top.view(np.int32) >> np.int32(23)) - np.int32(127)
     k = np.minimum(np.int32(61 - ceil_log2(x.shape[1])) - exponent, np.int32(100))
     total = np.sum(np.rint(x * power_of_two(k)[:, None]).astype(np.int64), axis=1, dtype=np.int64)
-    return np.where(top > 0, total.astype(np.float32) * power_of_two(-k), F32(0))
+    result = np.where(top > 0, total.astype(np.float32) * power_of_two(-k), F32(0))
+    beyond = ~np.isfinite(result)
+    raise_flag(flag, beyond)
+    return np.where(beyond, F32(0), result)
 
 
 def fixed_point(x: np.ndarray, bits: int, flag: np.ndarray, terms: int, limit: int) -> np.ndarray:

@@ -55,7 +55,7 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndar
         dx = part if dx is None else dx + part
         by_channel = quantise_columns(gradient * hi_scale[:, None], slices, flag)
         dw = value(by_channel.hi, by_channel.lo, np.ascontiguousarray(x.hi.T)) * by_channel.scale[:, None]
-        add_sums(sums, dw, flag)
+        add_sums(sums, dw, SUM_LIMIT, flag)
     assert dx is not None
     return bf16(dx)
 
@@ -65,6 +65,6 @@ def high_scale(x: Rows) -> np.ndarray:
     return x.scale if x.lo is None else x.scale * F32(256)
 
 
-def add_sums(sums: np.ndarray, values: np.ndarray, flag: np.ndarray) -> None:
-    """sums += rint(values · 2²⁴); a value of 2²⁷ or more, or one not finite, raises the flag and counts as 0."""
-    sums += fixed_point(values, GRADIENT_BITS, flag, 1, SUM_LIMIT)
+def add_sums(sums: np.ndarray, values: np.ndarray, limit: int, flag: np.ndarray) -> None:
+    """sums += rint(values · 2²⁴); a value of 2^limit or more, or one not finite, raises the flag and counts as 0."""
+    sums += fixed_point(values, GRADIENT_BITS, flag, 1, limit)

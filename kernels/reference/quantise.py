@@ -59,8 +59,8 @@ def quantise_weight(w: np.ndarray, rule: str, flag: np.ndarray) -> Weight:
         scale, inverse = scale_and_inverse(top, 1)
     elif rule == "lsq":
         mean = fixed_sum(np.abs(w), flag) * (F32(1) / F32(w.shape[1]))
-        live = top >= ROW_FLOOR
-        scale = np.where(live, mean * LSQ_STEP, F32(0))
+        scale = np.where(top >= ROW_FLOOR, mean * LSQ_STEP, F32(0))
+        live = scale > F32(0)
         inverse = np.where(live, F32(1) / np.where(live, scale, F32(1)), F32(0))
     else:
         raise ValueError(f"weight scale rule {rule!r}: it is one of ('max', 'lsq')")

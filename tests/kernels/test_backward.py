@@ -166,8 +166,19 @@ def test_adamw_is_the_textbook_update(b: ModuleType) -> None:
 
     p, m, v = draw("p", 7, 5), draw("m", 7, 5) * np.float32(0.01), np.square(draw("v", 7, 5)) * np.float32(0.01)
     g = draw("g", 7, 5)
-    numbers = dict(mean=2.0**-24, clip=0.5, lr=3e-3, decay=0.9997, beta1=0.9, one_minus_beta1=0.1, beta2=0.95,
-                   one_minus_beta2=0.05, correction1=1 / (1 - 0.9**3), correction2=1 / (1 - 0.95**3), eps=1e-8)
+    numbers = dict(
+        mean=2.0**-24,
+        clip=0.5,
+        lr=3e-3,
+        decay=0.9997,
+        beta1=0.9,
+        one_minus_beta1=0.1,
+        beta2=0.95,
+        one_minus_beta2=0.05,
+        correction1=1 / (1 - 0.9**3),
+        correction2=1 / (1 - 0.95**3),
+        eps=1e-8,
+    )
     p64, g64 = p.astype(np.float64), g.astype(np.float64) * 0.5
     m64, v64 = 0.9 * m.astype(np.float64) + 0.1 * g64, 0.95 * v.astype(np.float64) + 0.05 * g64**2
     expected = p64 * 0.9997 - 3e-3 * (m64 / (1 - 0.9**3)) / (np.sqrt(v64 / (1 - 0.95**3)) + 1e-8)

@@ -75,20 +75,45 @@ def test_order_of_units_changes_no_bit(name: str) -> None:
     assert len({(r.state, r.gradient, r.loss) for r in records}) == 1
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-@pytest.mark.parametrize("where", ["embed", "blocks.001.gate_up", "blocks.002.attn_norm", "head"])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_value_that_is_not_finite_voids_the_step(name: str, value: float, where: str) -> None:
-    run, backend = tiny.spec(), kernels.backend(name)
+# A quiet NaN, a negative signalling one with a payload, both infinities, and a value whose square is infinite.
+NOT_FINITE = (0x7FC00000, 0xFF812345, 0x7F800000, 0xFF800000, 0x7F61B1E6)
+BLOCK = tuple(f"blocks.001.{part}" for part in ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate_up", "down"))
+
+
+def with_planted(run: RunSpec, name: str, where: str, row: int, bits: int) -> tuple[State, StepRecord]:
+    """A first step whose state had one element of the weight `where`, in that row, replaced before."""
+    backend = kernels.backend(name)
     state = initial_state(run, backend)
-    windows = tiny.windows(run, 0, 2)
-    state.weights[where].reshape(-1)[0 if where != "embed" else windows[0, 3] * run.model.d_model] = value
+    state.weights[where][row : row + 1].reshape(-1).view(np.uint32)[0] = bits
     weights = {key: w.copy() for key, w in state.weights.items()}
-    record = step(run, backend, state, windows)
-    assert (record.loss, record.grad_norm, record.gradient, record.event) == (None, None, None, "nonfinite")
-    assert all(state.weights[key].tobytes() == w.tobytes() for key, w in weights.items())
-    assert state.updates == 0 and state.step == 1 and state.tokens == 256
+    record = step(run, backend, state, tiny.windows(run, 0, 2))
+    if record.event:
+        assert all(state.weights[key].tobytes() == w.tobytes() for key, w in weights.items())
+        assert not any(x.any() for moments in (state.m, state.v) for x in moments.values())
+    return state, record
+
+
+@pytest.mark.parametrize("where", ["embed", "embed_norm", *BLOCK, "final_norm", "head"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_value_that_is_not_finite_voids_the_step_alike_on_every_backend(where: str) -> None:
+    run = tiny.spec(seq_len=32)
+    row = tiny.windows(run, 0, 2)[0, 3] if where == "embed" else 0
+    for bits in NOT_FINITE:
+        (state, record), *others = (with_planted(run, name, where, row, bits) for name in BACKENDS)
+        assert [other for _, other in others] == [record] * len(others), hex(bits)
+        assert (record.loss, record.grad_norm, record.gradient, record.event) == (None, None, None, "nonfinite")
+        assert (record.z_loss, record.gradients, record.zero_gradients, record.clipped) == (None, {}, (), False)
+        assert state.updates == 0 and state.step == 1 and state.tokens == 64
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_an_embedding_that_no_token_asks_for_voids_no_step() -> None:
+    run = tiny.spec(seq_len=32)
+    row = min(set(range(run.model.vocab)) - set(tiny.windows(run, 0, 2).flat))
+    for bits in NOT_FINITE:
+        (_, record), *others = (with_planted(run, name, "embed", row, bits) for name in BACKENDS)
+        assert [other for _, other in others] == [record] * len(others), hex(bits)
+        assert record.event == "" and record.loss is not None
 
 
 @pytest.mark.parametrize("name", BACKENDS)
