@@ -56,13 +56,14 @@ from kernels.cpu.numeric import (
     store_codes,
 )
 from kernels.cpu.products import multiply, scratch
-from kernels.interface import LSE2_BITS, Rows, Weight
+from kernels.interface import HEAD_LIMIT, LSE2_BITS, Rows, Weight
 
 CHUNK_LOGITS, CHUNK_TOKENS = 1 << 22, 128  # logits of a chunk, and its tokens at least
 BLOCK_COLUMNS, BLOCK_TOKENS = 1024, 512  # of the vocabulary, and how many of its logits exist at a time
 MASS_BITS = np.float32(40)
 MASS_UNIT = np.float32(2.0**40)
 LSE2_UNIT, LSE2_LIMIT = np.float32(2.0**LSE2_BITS), np.float32(2.0**31)
+PART_LIMIT = np.float32(2.0**HEAD_LIMIT)  # of the weight's gradient: the softmax's part, the target's part
 LOWEST = np.int32(-(2**31))
 NOT_FINITE = np.float32(np.inf)
 
@@ -281,7 +282,7 @@ def _add_weight_gradient(
         )
     shape = (len(top), x.hi.shape[1])
     products = (multiply(c.T, x.hi, scratch(f"head dw {n}", shape, np.int32)) for n, c in (("high", hi), ("low", lo)))
-    add_gradient(*products, 2, scale, sums, flag)
+    add_gradient(*products, 2, scale, PART_LIMIT, sums, flag)
 
 
 @njit(**PARALLEL)
@@ -320,6 +321,6 @@ def _subtract_row(hi, lo, slices, scale, terms, sums, flag):
         code = f32_of_i8(hi[j]) if slices == 1 else f32_of_i8(hi[j]) * F256 + f32_of_i8(lo[j])
         x = code * scale
         top = largest(top, magnitude(x))
-        sums[j] -= fixed_point(x, GRADIENT_UNIT, terms, SUM_LIMIT)
-    if fixed_point_bad(from_bits(top), terms, SUM_LIMIT):
+        sums[j] -= fixed_point(x, GRADIENT_UNIT, terms, PART_LIMIT)
+    if fixed_point_bad(from_bits(top), terms, PART_LIMIT):
         flag[0] = 1

@@ -219,7 +219,7 @@ def _add_weight_gradient(
     _channel_codes(part.dy, hi_scale, inverse, slices, hi, hi if lo is None else lo)
     high = multiply(hi.T, x, scratch("dw high", (len(top), x.shape[1]), np.int32))
     low = high if lo is None else multiply(lo.T, x, scratch("dw low", high.shape, np.int32))
-    add_gradient(high, low, slices, scale, part.sums, flag)
+    add_gradient(high, low, slices, scale, SUM_LIMIT, part.sums, flag)
 
 
 def column_scales(top: np.ndarray, slices: int, flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -255,22 +255,22 @@ def _channel_row(dy, hi_scale, inverse, slices, hi, lo):
 
 
 @njit(**PARALLEL)
-def add_gradient(high, low, slices, scale, sums, flag):
-    """sums i64[O, I] += rint(value·scale·2²⁴) of dW int32[O, I]; 2²⁷ or more raises the flag and counts as 0."""
+def add_gradient(high, low, slices, scale, limit, sums, flag):
+    """sums i64[O, I] += rint(value·scale·2²⁴) of dW int32[O, I]; `limit` or more raises the flag and counts as 0."""
     rows, width = sums.shape
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for o in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             value_row(high[o], low[o], slices, work)
-            _add_row(work, scale[o], sums[o], flag)
+            _add_row(work, scale[o], limit, sums[o], flag)
 
 
 @njit(**OPTIONS)
-def _add_row(values, scale, sums, flag):
+def _add_row(values, scale, limit, sums, flag):
     top = I0
     for j in range(values.size):
         x = values[j] * scale
         top = largest(top, magnitude(x))
-        sums[j] += fixed_point(x, GRADIENT_UNIT, F1, SUM_LIMIT)
-    if fixed_point_bad(from_bits(top), F1, SUM_LIMIT):
+        sums[j] += fixed_point(x, GRADIENT_UNIT, F1, limit)
+    if fixed_point_bad(from_bits(top), F1, limit):
         flag[0] = 1
