@@ -15,7 +15,7 @@ from kernels.cpu.pool import spread
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Attended, AttentionShape, Rows
 
-BLOCK_PAIRS = 1 << 20  # scores of a block: what is made of them stays near the thread's cache
+BLOCK_PAIRS = 1 << 19  # scores of a block: what is made of them stays near the thread's cache
 MOST_ROWS, SHORTEST = 768, 32  # queries · group of a block at most, and queries at least
 
 

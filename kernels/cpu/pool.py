@@ -32,9 +32,15 @@ def spread(work: Callable[..., None], items: Sequence[tuple[Any, ...]]) -> None:
 def _workers(threads: int, process: int) -> ThreadPoolExecutor:
     """The pool, of this process: a fork has none of its parent's threads."""
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "block", initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(threads, "block", initializer=_alone)
     all_here = threading.Barrier(threads)  # else the pool would start some only later
     for future in [pool.submit(all_here.wait) for _ in range(threads)]:
         future.result()
     torch.set_num_threads(before)  # a thread that starts later takes the number that was set last
     return pool
+
+
+def _alone() -> None:
+    """This thread's products run on it alone. torch would set a new thread's number at its first question, so ask."""
+    torch.get_num_threads()
+    torch.set_num_threads(1)

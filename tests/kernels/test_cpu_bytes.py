@@ -249,13 +249,16 @@ def test_head_on_extreme_rows(scale: float) -> None:
     check_head(x, Pair(zero, zero))
 
 
-@pytest.mark.parametrize("held", [0, 1 << 25])
-def test_head_over_several_chunks(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits made again give the bytes of logits held."""
+@pytest.mark.parametrize("wild", [1.0, np.inf])
+def test_head_over_several_chunks_and_blocks(wild: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither chunks of tokens nor blocks of the vocabulary show, also where a token's logits are not finite."""
     module = importlib.import_module("kernels.cpu.head")
-    monkeypatch.setattr(module, "CHUNK_LOGITS", 1 << 16)
-    monkeypatch.setattr(module, "HELD_LOGITS", held)
-    check_head(rows(0, 1100, 32, 2), weight(1, 130, 32))
+    sizes = {"CHUNK_LOGITS": 1 << 16, "CHUNK_TOKENS": 7, "BLOCK_COLUMNS": 33, "BLOCK_TOKENS": 100}
+    for name, size in sizes.items():
+        monkeypatch.setattr(module, name, size)
+    x = rows(0, 1100, 32, 2)
+    x.scale[[5, 700]] = wild
+    check_head(x, weight(1, 130, 32))
 
 
 @pytest.mark.parametrize("shape", [(1,), (129,), (1, 1), (64, 129), (127, 2), (3, 5, 7)])
