@@ -4,7 +4,6 @@ BIN := .venv/bin
 # These change speed, not bits: torch's and Numba's thread pools must not spin against each other.
 export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
-export OPENBLAS_THREAD_TIMEOUT := 4
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-slow test conformance bench-cpu lint serve clean

@@ -18,8 +18,6 @@ SPEED = {
     # torch's OpenMP threads otherwise spin while Numba's threads work: five times slower on two cores.
     "OMP_WAIT_POLICY": "PASSIVE",
     "NUMBA_THREADING_LAYER": "workqueue",
-    # OpenBLAS's threads, where they serve, wait by sleeping too (2⁴ cycles of spinning, not 2²⁶).
-    "OPENBLAS_THREAD_TIMEOUT": "4",
 }
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

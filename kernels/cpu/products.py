@@ -77,14 +77,15 @@ def _tensor(a: np.ndarray) -> torch.Tensor:
 
 
 def _float32(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    part = scratch("float32 part", out.shape, np.float32)
+    left, right, whole = _tensor(a), _tensor(b), _tensor(out)
+    part = _tensor(scratch("float32 part", out.shape, np.float32))
     for start in range(0, a.shape[1], SLICE_TERMS):
         stop = min(start + SLICE_TERMS, a.shape[1])
-        np.matmul(a[:, start:stop].astype(np.float32), b[start:stop].astype(np.float32), out=part)
+        torch.mm(left[:, start:stop].float(), right[start:stop].float(), out=part)
         if start == 0:
-            out[...] = part
+            whole.copy_(part)
         else:
-            np.add(out, part, out=out, casting="unsafe", dtype=np.int32)
+            whole.add_(part.to(torch.int32))
 
 
 METHODS: dict[str, Method] = {"onednn": _onednn, "float32": _float32}
