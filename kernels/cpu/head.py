@@ -32,6 +32,7 @@ from kernels.cpu.numeric import (
     LOG2_E,
     OPTIONS,
     PARALLEL,
+    SERIAL,
     bf16,
     checked_top,
     choose,
@@ -55,11 +56,12 @@ from kernels.cpu.numeric import (
     rint,
     store_codes,
 )
+from kernels.cpu.pool import spread
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import HEAD_LIMIT, LSE2_BITS, Rows, Weight
 
 CHUNK_LOGITS, CHUNK_TOKENS = 1 << 22, 128  # logits of a chunk, and its tokens at least
-BLOCK_COLUMNS, BLOCK_TOKENS = 1024, 512  # of the vocabulary, and how many of its logits exist at a time
+BLOCK_COLUMNS, BLOCK_TOKENS = 512, 512  # of the vocabulary, and how many of its logits exist at a time
 MASS_BITS = np.float32(40)
 MASS_UNIT = np.float32(2.0**40)
 LSE2_UNIT, LSE2_LIMIT = np.float32(2.0**LSE2_BITS), np.float32(2.0**31)
@@ -116,8 +118,8 @@ def head_backward(
     for span in _spans(x, w):
         e = _losses_of(x, w, targets, np.float32(two_z), span, tokens, flag)
         _input_gradient(e, w, targets[span], hi_scale[span], tokens.cut(span), top, dx[span], flag)
-    for block in chunks(len(w.scale), BLOCK_COLUMNS):
-        _add_weight_gradient(x, w, block, hi_scale, tokens, top[block], sums[block], flag)
+    blocks = chunks(len(w.scale), BLOCK_COLUMNS)
+    spread(_add_weight_gradient, [(x, w, block, hi_scale, tokens, top[block], sums[block], flag) for block in blocks])
     low, slices = (x.hi, 1) if x.lo is None else (x.lo, 2)
     _subtract_targets(x.hi, low, slices, x.scale, targets, np.float32(len(targets)), sums, flag)
     return *tokens.totals(), dx
@@ -285,9 +287,9 @@ def _add_weight_gradient(
     add_gradient(*products, 2, scale, PART_LIMIT, sums, flag)
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def _column_codes(high, low, slices, row_scale, column_scale, peak, mass_inverse, factor, hi_scale, inverse, hi, lo):
-    for t in prange(high.shape[0]):
+    for t in range(high.shape[0]):
         row = _floats(high[t])
         _logits_row(high[t], low[t], slices, row_scale[t], column_scale)
         _column_codes_row(row, peak[t], mass_inverse[t], factor[t], hi_scale[t], inverse, hi[t], lo[t])

@@ -1,22 +1,23 @@
 """Y = X Wᵀ and its gradients: exact int8 products, each followed by one pass that scales and rounds it in cache.
 
-Work goes by chunks of tokens, which bounds memory. Only integers join across chunks: maxima of columns, on their bits.
+A thread takes a chunk of tokens, or for the weight's gradient a block of channels over all of them, which also bounds
+memory. Only integers join across chunks: maxima of columns, on their bits.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from kernels.cpu.exclusive import exclusive
-from kernels.cpu.layers import BLOCK, GRADIENT_UNIT, SUM_LIMIT
+from kernels.cpu.layers import GRADIENT_UNIT, SUM_LIMIT
 from kernels.cpu.numeric import (
     CALLED,
     F1,
     F256,
     I0,
     OPTIONS,
-    PARALLEL,
+    SERIAL,
     bf16,
     checked_top,
     code_of,
@@ -34,11 +35,12 @@ from kernels.cpu.numeric import (
     scale_of,
     store_codes,
 )
+from kernels.cpu.pool import spread
 from kernels.cpu.products import multiply, scratch
 from kernels.interface import Part, Rows, Weight
 
-CHUNK = 512  # tokens at least, more where a product is narrow: its int32 result stays in the cache
-CHUNK_VALUES = CHUNK * 1024
+CHUNK = 256  # tokens of a chunk
+CHANNELS = 128  # rows of a weight in a block
 
 
 def chunks(tokens: int, size: int) -> list[slice]:
@@ -81,22 +83,24 @@ def project_add(x: Rows, w: Weight, residual: np.ndarray) -> np.ndarray:
 
 def _project(x: Rows, w: Weight, residual: np.ndarray | None) -> np.ndarray:
     out = np.empty((len(x.scale), len(w.scale)), np.uint16)
-    slices = 1 if x.lo is None else 2
-    for span in chunks(len(out), max(CHUNK, CHUNK_VALUES // out.shape[1])):
-        high, low = two_products("project", x.hi[span], None if x.lo is None else x.lo[span], w.hi.T)
-        other = out[span] if residual is None else residual[span]
-        _project_rows(high, low, slices, x.scale[span], w.scale, other, residual is not None, out[span])
+    spread(_project_chunk, [(x, w, residual, span, out[span]) for span in chunks(len(out), CHUNK)])
     return out
 
 
-@njit(**PARALLEL)
+def _project_chunk(x: Rows, w: Weight, residual: np.ndarray | None, span: slice, out: np.ndarray) -> None:
+    slices = 1 if x.lo is None else 2
+    high, low = two_products("project", x.hi[span], None if x.lo is None else x.lo[span], w.hi.T)
+    other = out if residual is None else residual[span]
+    _project_rows(high, low, slices, x.scale[span], w.scale, other, residual is not None, out)
+
+
+@njit(**SERIAL)
 def _project_rows(high, low, slices, row_scale, column_scale, residual, add, out):
     rows, width = out.shape
-    for block in prange((rows + BLOCK - 1) // BLOCK):
-        work = np.empty(width, np.float32)
-        for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
-            value_row(high[t], low[t], slices, work)
-            _scaled_store(work, row_scale[t], column_scale, residual[t], add, out[t])
+    work = np.empty(width, np.float32)
+    for t in range(rows):
+        value_row(high[t], low[t], slices, work)
+        _scaled_store(work, row_scale[t], column_scale, residual[t], add, out[t])
 
 
 @njit(**OPTIONS)
@@ -116,17 +120,19 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndar
     dX = bf16((dX₁ + dX₂) + dX₃), each from dY·scale_w quantised by token. Each part's sums gain rint(dW·2²⁴), dW from
     dY·scale_x quantised by channel over the unit's tokens, times the high slice of X.
     """
-    out = np.empty(x.hi.shape, np.uint16)
-    hi_scale = high_scale(x)
-    tops = [np.zeros(len(part.weight.scale), np.int32) for part in parts]
-    widest = max(x.hi.shape[1], *(len(top) for top in tops))
-    for span in chunks(len(out), max(CHUNK, CHUNK_VALUES // widest)):
-        dx = scratch("dx", out[span].shape, np.float32)
-        for number, part in enumerate(parts):
-            _add_input_gradient(part, span, hi_scale[span], slices, tops[number], number == 0, dx, flag)
-        _store(dx, out[span])
-    for number, part in enumerate(parts):
-        _add_weight_gradient(x.hi, part, hi_scale, slices, tops[number], flag)
+    out, hi_scale = np.empty(x.hi.shape, np.uint16), high_scale(x)
+    spans = chunks(len(out), CHUNK)
+    tops = [np.zeros((len(spans), len(part.weight.scale)), np.int32) for part in parts]
+    work = [
+        (parts, span, hi_scale[span], slices, [t[i] for t in tops], out[span], flag) for i, span in enumerate(spans)
+    ]
+    spread(_input_gradient, work)
+    blocks = []
+    for part, top in zip(parts, tops, strict=True):
+        scale, inverse = column_scales(top.max(axis=0), slices, flag)
+        for block in chunks(len(scale), CHANNELS):
+            blocks.append((x.hi, part, block, hi_scale, slices, scale[block], inverse[block], flag))
+    spread(_add_weight_gradient, blocks)
     return out
 
 
@@ -135,37 +141,35 @@ def high_scale(x: Rows) -> np.ndarray:
     return x.scale if x.lo is None else x.scale * F256
 
 
-def _add_input_gradient(
-    part: Part,
+def _input_gradient(
+    parts: tuple[Part, ...],
     span: slice,
     hi_scale: np.ndarray,
     slices: int,
-    top: np.ndarray,
-    first: bool,
-    dx: np.ndarray,
+    tops: list[np.ndarray],
+    out: np.ndarray,
     flag: np.ndarray,
 ) -> None:
-    """dx f32 = or += one part's dX of a chunk; `top` i32[O] takes in its maxima of the columns of dY·scale_x."""
-    dy = part.dy[span]
-    hi = scratch("token codes", dy.shape, np.int8)
-    lo = scratch("token low codes", dy.shape, np.int8) if slices == 2 else None
-    scale = scratch("token scales", (len(dy),), np.float32)
-    tops = scratch("chunk tops", ((len(dy) + BLOCK - 1) // BLOCK, dy.shape[1]), np.int32)
-    _token_codes(dy, part.weight.scale, hi_scale, slices, hi, hi if lo is None else lo, scale, tops, flag)
-    np.maximum(top, tops.max(axis=0), out=top)
-    high, low = two_products("dx", hi, lo, part.weight.hi)
-    _add_values(high, low, slices, scale, first, dx)
+    """dX bf16 of a chunk; each part's `tops` i32[O] take in its maxima of the columns of dY·scale_x, as bits."""
+    dx = scratch("dx", out.shape, np.float32)
+    for number, (part, top) in enumerate(zip(parts, tops, strict=True)):
+        dy = part.dy[span]
+        hi = scratch("token codes", dy.shape, np.int8)
+        lo = scratch("token low codes", dy.shape, np.int8) if slices == 2 else None
+        scale = scratch("token scales", (len(dy),), np.float32)
+        _token_codes(dy, part.weight.scale, hi_scale, slices, hi, hi if lo is None else lo, scale, top, flag)
+        high, low = two_products("dx", hi, lo, part.weight.hi)
+        _add_values(high, low, slices, scale, number == 0, dx)
+    _store(dx, out)
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def _token_codes(dy, weight_scale, hi_scale, slices, hi, lo, scale, tops, flag):
     rows, width = dy.shape
-    for block in prange(tops.shape[0]):
-        tops[block, :] = I0
-        work = np.empty(width, np.float32)
-        for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
-            top = _scale_row(dy[t], weight_scale, hi_scale[t], work, tops[block])
-            scale[t] = store_codes(work, checked_top(top, flag), slices, hi[t], lo[t])
+    work = np.empty(width, np.float32)
+    for t in range(rows):
+        top = _scale_row(dy[t], weight_scale, hi_scale[t], work, tops)
+        scale[t] = store_codes(work, checked_top(top, flag), slices, hi[t], lo[t])
 
 
 @njit(**OPTIONS)
@@ -181,14 +185,13 @@ def _scale_row(dy, weight_scale, hi_scale, out, tops):
     return top
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def _add_values(high, low, slices, scale, first, dx):
     rows, width = dx.shape
-    for block in prange((rows + BLOCK - 1) // BLOCK):
-        work = np.empty(width, np.float32)
-        for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
-            value_row(high[t], low[t], slices, work)
-            _accumulate_part(work, scale[t], first, dx[t])
+    work = np.empty(width, np.float32)
+    for t in range(rows):
+        value_row(high[t], low[t], slices, work)
+        _accumulate_part(work, scale[t], first, dx[t])
 
 
 @njit(**OPTIONS)
@@ -202,24 +205,31 @@ def _accumulate_part(values, scale, first, dx):
             dx[j] = dx[j] + values[j] * scale
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def _store(x, out):
-    for t in prange(x.shape[0]):
+    for t in range(x.shape[0]):
         for j in range(x.shape[1]):
             out[t, j] = bf16(x[t, j])
 
 
 def _add_weight_gradient(
-    x: np.ndarray, part: Part, hi_scale: np.ndarray, slices: int, top: np.ndarray, flag: np.ndarray
+    x: np.ndarray,
+    part: Part,
+    block: slice,
+    hi_scale: np.ndarray,
+    slices: int,
+    scale: np.ndarray,
+    inverse: np.ndarray,
+    flag: np.ndarray,
 ) -> None:
-    """sums += rint(dW·2²⁴) from the columns of dY·scale_x with these maxima (as bits), and X's codes int8[T, I]."""
-    hi = scratch("channel codes", part.dy.shape, np.int8)
-    lo = scratch("channel low codes", part.dy.shape, np.int8) if slices == 2 else None
-    scale, inverse = column_scales(top, slices, flag)
-    _channel_codes(part.dy, hi_scale, inverse, slices, hi, hi if lo is None else lo)
-    high = multiply(hi.T, x, scratch("dw high", (len(top), x.shape[1]), np.int32))
-    low = high if lo is None else multiply(lo.T, x, scratch("dw low", high.shape, np.int32))
-    add_gradient(high, low, slices, scale, SUM_LIMIT, part.sums, flag)
+    """A block of the rows of sums += rint(dW·2²⁴), from dY·scale_x quantised by these channels, and X's int8[T, I]."""
+    shape = (len(x), len(scale))
+    hi = scratch("channel codes", shape, np.int8)
+    lo = scratch("channel low codes", shape, np.int8) if slices == 2 else hi
+    _channel_codes(part.dy, block.start, hi_scale, inverse, slices, hi, lo)
+    high = multiply(hi.T, x, scratch("dw high", (len(scale), x.shape[1]), np.int32))
+    low = high if slices == 1 else multiply(lo.T, x, scratch("dw low", high.shape, np.int32))
+    add_gradient(high, low, slices, scale, SUM_LIMIT, part.sums[block], flag)
 
 
 def column_scales(top: np.ndarray, slices: int, flag: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -236,10 +246,10 @@ def _column_scales(tops, slices, scale, inverse, flag):
         scale[j], inverse[j] = scale_of(top, slices), inverse_of(top, slices)
 
 
-@njit(**PARALLEL)
-def _channel_codes(dy, hi_scale, inverse, slices, hi, lo):
-    for t in prange(dy.shape[0]):
-        _channel_row(dy[t], hi_scale[t], inverse, slices, hi[t], lo[t])
+@njit(**SERIAL)
+def _channel_codes(dy, first, hi_scale, inverse, slices, hi, lo):
+    for t in range(dy.shape[0]):
+        _channel_row(dy[t, first : first + inverse.size], hi_scale[t], inverse, slices, hi[t], lo[t])
 
 
 @njit(**OPTIONS)
@@ -254,15 +264,14 @@ def _channel_row(dy, hi_scale, inverse, slices, hi, lo):
             lo[j] = i8_of_i32(low_of(code))
 
 
-@njit(**PARALLEL)
+@njit(**SERIAL)
 def add_gradient(high, low, slices, scale, limit, sums, flag):
     """sums i64[O, I] += rint(value·scale·2²⁴) of dW int32[O, I]; `limit` or more raises the flag and counts as 0."""
     rows, width = sums.shape
-    for block in prange((rows + BLOCK - 1) // BLOCK):
-        work = np.empty(width, np.float32)
-        for o in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
-            value_row(high[o], low[o], slices, work)
-            _add_row(work, scale[o], limit, sums[o], flag)
+    work = np.empty(width, np.float32)
+    for o in range(rows):
+        value_row(high[o], low[o], slices, work)
+        _add_row(work, scale[o], limit, sums[o], flag)
 
 
 @njit(**OPTIONS)
