@@ -28,7 +28,12 @@ PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17
 PROCESSOR = "cortex-a76"
 QEMU = ("qemu-aarch64-static", "qemu-aarch64")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")  # what the archive's signature is verified with
-TOOLS = {"qemu-user-static": QEMU, "debootstrap": ("debootstrap",), "dpkg": ("dpkg",)}  # Debian package: its programs
+TOOLS = {  # Debian package: its programs
+    "qemu-user-static": QEMU,
+    "debootstrap": ("debootstrap",),
+    "dpkg": ("dpkg",),
+    "apt": ("apt-get",),
+}
 
 
 class NotPossible(Exception):
@@ -91,10 +96,10 @@ def _install_tools() -> None:
     packages += [] if KEYRING.is_file() else ["debian-archive-keyring"]
     if not packages:
         return
-    if os.geteuid() != 0 or not _which("apt-get"):
+    if os.geteuid() != 0 or "apt" in packages:
         raise NotPossible(
-            f"the arm64 emulation needs {', '.join(packages)}, which this machine lacks, and this user may not install "
-            f"them; try: sudo apt-get install {' '.join(packages)} && make arm64"
+            f"the arm64 emulation needs {', '.join(packages)} of Debian or the like, which this machine lacks, and "
+            f"this user may not install them; try: sudo apt-get install {' '.join(packages)} && make arm64"
         )
     print(f"Installing {', '.join(packages)} ...", flush=True)
     _call("apt-get", "update", "-qq")

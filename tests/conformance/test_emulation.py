@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ def test_both_targets_have_emulated_rows_and_compare_them_with_this_machine() ->
 def test_an_unprepared_machine_does_not_run_the_row(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert emulation.missing() == ""
     (prepared / "ready").write_text("other wheels")
-    table.show([Row("arm64, emulated", emulated=True)])
-    assert "not run: make arm64 prepares it\n0 rows ran" in capsys.readouterr().out
+    assert table.show([Row("arm64, emulated", emulated=True)]) == 1
+    assert "not run: make arm64 prepares it\n0 rows ran; nothing was compared" in capsys.readouterr().out
 
 
 def test_a_prepared_machine_without_qemu_says_so(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +105,9 @@ def test_an_emulated_row_sees_its_own_folders_only(prepared: Path) -> None:
     ],
 )
 def test_any_difference_is_an_exit_code(
-    second: dict[str, object], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    second: dict[str, Any], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = {"first": {"failing": [], "trajectory": "aa"}, "second": second}
+    results: dict[str, dict[str, Any]] = {"first": {"failing": [], "trajectory": "aa"}, "second": second}
     monkeypatch.setattr(table, "_run", lambda row: {**results[row.name], "describe": {}})
     absent = Row("needs what no processor has", needs="flux_capacitor")
     assert table.show([Row("first"), absent, Row("second")]) == code
