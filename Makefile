@@ -32,7 +32,7 @@ test: lint ## style, types and all tests (under 15 minutes)
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance
 
-arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 12 minutes, then 5)
+arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64
 
 lint: .venv/installed ## style and types
