@@ -6,10 +6,10 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test conformance bench-cpu lint serve clean
+.PHONY: help install demo demo-slow test conformance arm64 bench-cpu lint serve clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=/path/to/python3.11")'
@@ -31,6 +31,9 @@ test: lint ## style, types and all tests (under 15 minutes)
 
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance
+
+arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
+	$(BIN)/python -m tests.conformance.arm64
 
 bench-cpu: .venv/installed ## a full step against stock PyTorch, and each kernel against its floor (about 15 minutes)
 	$(BIN)/python -m tests.bench.cpu
