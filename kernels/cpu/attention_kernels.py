@@ -19,6 +19,7 @@ from kernels.cpu.numeric import (
     OPTIONS,
     PARALLEL,
     add,
+    all_done,
     bf16,
     bits,
     checked_top,
@@ -119,6 +120,7 @@ def output_rows(product, v_top, total, group, out):
 def prepare_rows(d_out, out, codes, scale, delta, flag):
     """d_out, out bf16[R, E]: dO in two slices to codes int8[R, 2E] with scale f32[R]; Σ dO·O to delta f32[R]."""
     count, width = d_out.shape
+    done = 0
     for r in prange(count):
         x, y = np.empty(width, np.float32), np.empty(width, np.float32)
         for e in range(width):
@@ -126,6 +128,8 @@ def prepare_rows(d_out, out, codes, scale, delta, flag):
             y[e] = x[e] * f32_of_bf16(out[r, e])
         scale[r] = quantise_row(x, 2, codes[r, :width], codes[r, width:], flag)
         delta[r] = fixed_sum_row(y, flag)
+        done += 1
+    all_done(done, count)
 
 
 @njit(**OPTIONS)

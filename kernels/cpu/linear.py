@@ -17,6 +17,7 @@ from kernels.cpu.numeric import (
     I0,
     OPTIONS,
     PARALLEL,
+    all_done,
     bf16,
     checked_top,
     code_of,
@@ -95,11 +96,14 @@ def _project(x: Rows, w: Weight, residual: np.ndarray | None) -> np.ndarray:
 @njit(**PARALLEL)
 def _project_rows(high, low, slices, row_scale, column_scale, residual, add, out):
     rows, width = out.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             value_row(high[t], low[t], slices, work)
             _scaled_store(work, row_scale[t], column_scale, residual[t], add, out[t])
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)
@@ -164,12 +168,15 @@ def _add_input_gradient(
 @njit(**PARALLEL)
 def _token_codes(dy, weight_scale, hi_scale, slices, hi, lo, scale, tops, flag):
     rows, width = dy.shape
+    done = 0
     for block in prange(tops.shape[0]):
         tops[block, :] = I0
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             top = _scale_row(dy[t], weight_scale, hi_scale[t], work, tops[block])
             scale[t] = store_codes(work, checked_top(top, flag), slices, hi[t], lo[t])
+        done += 1
+    all_done(done, tops.shape[0])
 
 
 @njit(**OPTIONS)
@@ -188,11 +195,14 @@ def _scale_row(dy, weight_scale, hi_scale, out, tops):
 @njit(**PARALLEL)
 def _add_values(high, low, slices, scale, first, dx):
     rows, width = dx.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             value_row(high[t], low[t], slices, work)
             _accumulate_part(work, scale[t], first, dx[t])
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)
@@ -265,6 +275,7 @@ def _channel_row(dy, hi_scale, inverse, slices, hi, lo):
 def add_gradient(high, low, slices, scale, sums, flag):
     """sums i64[O, I] += rint(value·scale·2²⁴) of dWᵀ int32[I, O]; 2²⁷ or more raises the flag and counts as 0."""
     rows, width = sums.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         first, last = block * BLOCK, min(rows, (block + 1) * BLOCK)
         work = np.empty(width, np.float32)
@@ -275,6 +286,8 @@ def add_gradient(high, low, slices, scale, sums, flag):
         for o in range(first, last):
             value_row(high_rows[o - first], low_rows[o - first], slices, work)
             _add_row(work, scale[o], sums[o], flag)
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)
