@@ -132,7 +132,7 @@ LINE = json.dumps(FINDING, sort_keys=True, separators=(",", ":"))
     ("script", "said"),
     [
         ("kill -KILL $$", "was ended by signal 9: it said nothing"),
-        ("printf '{\"kind\":\"fin'; kill -KILL $$", "was ended by signal 9"),
+        ('printf \'{"kind":"fin\'; kill -KILL $$', "was ended by signal 9"),
         (f"echo '{LINE}'; echo MemoryError >&2; exit 1", "ended with exit code 1 and without a finding: MemoryError"),
         ("true", "ended with exit code 0 and without a finding"),
         ("echo no-match", "said what is no finding: b'no-match"),
