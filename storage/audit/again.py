@@ -35,7 +35,8 @@ def main() -> None:
         left = None if p.seconds_left is None else round(p.seconds_left)
         say(Stage(stage=p.stage, step=p.step, done=p.done, of=p.of, seconds_left=left))
 
-    say(found(*sys.argv[1:], report))
+    uri, piece, backend = sys.argv[1:]
+    say(found(uri, piece, backend, report))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw |
         differs_at=found.step if fields else None,
         fields=fields,
         tensors=tensors,
-        certificate=key and sign(_body(run, f"step {step}", outcome, backend, key, draw, began, replay), key),
+        certificate=sign(_body(run, f"step {step}", outcome, backend, key, draw, began, replay), key) if key else None,
     )
 
 
@@ -216,7 +216,7 @@ def _audit_initial(run: Run, backend_name: str, key: Key | None) -> Verdict:
         f"initial state root {found}, recorded {recorded}{named}",
         fields=() if found == recorded else ("initial_root",),
         tensors=tensors,
-        certificate=key and sign(_initial_body(run, found, backend_name, key, began, state), key),
+        certificate=sign(_initial_body(run, found, backend_name, key, began, state), key) if key else None,
     )
 
 
