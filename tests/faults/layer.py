@@ -32,9 +32,10 @@ def digests(b: ModuleType) -> list[str]:
     for slices, rule in ((1, "max"), (2, "lsq")):
         rows = b.quantise_rows(x, slices, flag)
         weight = b.quantise_weight(b.to_device(random.standard_normal((SIZE, SIZE)).astype(np.float32)), rule, flag)
-        sums = b.new_sums((SIZE, SIZE))
-        dx = b.linear_backward(rows, (Part(dy, weight, sums),), slices, flag)
-        outputs = (b.project(rows, weight), b.project_add(rows, weight, residual), dx, sums, flag)
+        sums = [b.new_sums((SIZE, SIZE)) for _ in range(2)]
+        parts = tuple(Part(d, weight, own) for d, own in zip((dy, residual), sums))  # two, whose floats are added
+        dx = b.linear_backward(rows, parts, slices, flag)
+        outputs = (b.project(rows, weight), b.project_add(rows, weight, residual), dx, *sums, flag)
         found += [tensor_digest(str(number), b.to_host(y)) for number, y in enumerate(outputs)]
     return found
 
