@@ -59,6 +59,14 @@ def test_the_compiler_s_variables_change_no_bit(tmp_path: Path) -> None:
     assert found["digest"] == layer.digests(reference)
 
 
+def test_a_compiler_that_is_switched_off_is_refused() -> None:
+    """What cannot compute by the contract must not start, where others only warned."""
+    command = [sys.executable, "-c", "import flows; from storage import engine; engine.self_test('cpu')"]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "MachineFault: backend cpu fails" in done.stderr
+
+
 def test_nothing_that_computes_reads_the_environment() -> None:
     """A variable that is read is an input of the function; everything else that is, is in the spec."""
     found = [
