@@ -27,7 +27,7 @@ from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
 
 if TYPE_CHECKING:
-    from storage.audit.replay import AuditProgress
+    from storage.audit.verdict import AuditProgress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 console = Console()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from storage.audit.certificate import save_certificate
 from storage.audit.draw import Draw, load_draw
 from storage.audit.keys import load_or_create_key
-from storage.audit.replay import AuditProgress, audit_initial, audit_step
-from storage.audit.verdict import Verdict
+from storage.audit.replay import audit_initial, audit_step
+from storage.audit.verdict import AuditProgress, Report, Verdict
 from storage.errors import StorageError
 from storage.ledger import Ledger
 from storage.store import Store, open_store
 from tasks.process import emit, reporting
-
-Report = Callable[[AuditProgress], None]
 
 
 def audit(

@@ -20,6 +20,7 @@ from kernels.cpu.numeric import (
     PARALLEL,
     SERIAL,
     add,
+    all_done,
     bf16,
     bits,
     checked_top,
@@ -121,6 +122,7 @@ def output_rows(product, v_top, total, group, out):
 def prepare_rows(d_out, out, hi, lo, scale, delta, flag):
     """d_out, out bf16[R, E]: dO in two slices to hi, lo int8[R, E] with scale f32[R]; Σ dO·O to delta f32[R]."""
     count, width = d_out.shape
+    done = 0
     for block in prange((count + BLOCK - 1) // BLOCK):
         x, y = np.empty(width, np.float32), np.empty(width, np.float32)
         for r in range(block * BLOCK, min(count, (block + 1) * BLOCK)):
@@ -129,6 +131,8 @@ def prepare_rows(d_out, out, hi, lo, scale, delta, flag):
                 y[e] = x[e] * f32_of_bf16(out[r, e])
             scale[r] = quantise_row(x, 2, hi[r], lo[r], flag)
             delta[r] = fixed_sum_row(y, flag)
+        done += 1
+    all_done(done, (count + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)

@@ -33,6 +33,7 @@ from kernels.cpu.numeric import (
     OPTIONS,
     PARALLEL,
     SERIAL,
+    all_done,
     bf16,
     checked_top,
     choose,
@@ -227,12 +228,15 @@ def _input_gradient(
 @njit(**PARALLEL)
 def _token_codes(e, inverse, factor, weight_scale, hi_scale, hi, lo, scale, tops, flag):
     rows, width = e.shape
+    done = 0
     for block in prange(tops.shape[0]):
         tops[block, :] = I0
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             top = _gradient_row(e[t], inverse[t], factor[t], weight_scale, hi_scale[t], work, tops[block])
             scale[t] = store_codes(work, checked_top(top, flag), 2, hi[t], lo[t])
+        done += 1
+    all_done(done, tops.shape[0])
 
 
 @njit(**OPTIONS)

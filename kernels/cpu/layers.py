@@ -15,6 +15,7 @@ from kernels.cpu.numeric import (
     LOG2_E,
     OPTIONS,
     PARALLEL,
+    all_done,
     bf16,
     f32_of_bf16,
     fixed_point,
@@ -115,12 +116,15 @@ def norm_rows(
 @njit(**PARALLEL)
 def _norm_rows(x, gain, eps, mean, slices, flag, hi, lo, scale, r):
     rows, width = x.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             r[t] = inverse_rms(x[t], work, eps, mean, flag)
             _scaled_row(x[t], r[t], gain, work)
             scale[t] = quantise_row(work, slices, hi[t], lo[t], flag)
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)
@@ -140,12 +144,15 @@ def norm_bf16(x: np.ndarray, gain: np.ndarray, eps: np.float32, flag: np.ndarray
 @njit(**PARALLEL)
 def _norm_bf16(x, gain, eps, mean, flag, out, r):
     rows, width = x.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             r[t] = inverse_rms(x[t], work, eps, mean, flag)
             _scaled_row(x[t], r[t], gain, work)
             _store_row(work, x[t], False, out[t])
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @exclusive
@@ -174,12 +181,15 @@ def norm_backward(
 @njit(**PARALLEL)
 def _norm_backward(dy, x, r, gain, residual, add, mean, terms, blocks, out, flag):
     rows, width = dy.shape
+    done = 0
     for block in prange(blocks.shape[0]):
         n, g, work = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             _gain_row(dy[t], x[t], r[t], gain, terms, n, g, blocks[block], flag)
             through_norm(n, g, r[t], mean, work, flag)
             _store_row(g, residual[t], add, out[t])
+        done += 1
+    all_done(done, blocks.shape[0])
 
 
 @njit(**OPTIONS)
@@ -236,6 +246,7 @@ def rotate_rows(y: np.ndarray, rope: Rope, eps: np.float32, query: bool, flag: n
 @njit(**PARALLEL)
 def _rotate_rows(y, cos, sin, heads, eps, mean, factor, hi, scale, flag):
     rows, width = y.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         z = np.empty(width, np.float32)
         for i in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
@@ -243,6 +254,8 @@ def _rotate_rows(y, cos, sin, heads, eps, mean, factor, hi, scale, flag):
             position = (i // heads) % cos.shape[0]
             _rotate(y[i], r, cos[position], sin[position], z)
             scale[i] = quantise_row(z, 1, hi[i], hi[i], flag) * factor
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)
@@ -268,6 +281,7 @@ def rotate_backward(dz: np.ndarray, y: np.ndarray, rope: Rope, eps: np.float32, 
 @njit(**PARALLEL)
 def _rotate_backward(dz, y, cos, sin, heads, eps, mean, out, flag):
     rows, width = y.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         n, g, work = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
         for i in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
@@ -276,6 +290,8 @@ def _rotate_backward(dz, y, cos, sin, heads, eps, mean, out, flag):
             _unrotate(dz[i], y[i], r, cos[position], sin[position], n, g)
             through_norm(n, g, r, mean, work, flag)
             _store_row(g, y[i], False, out[i])
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)
@@ -301,11 +317,14 @@ def swiglu_rows(gate_up: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
 @njit(**PARALLEL)
 def _swiglu_rows(gate_up, slices, hi, lo, scale, flag):
     rows, width = hi.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         h = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             _swiglu(gate_up[t, :width], gate_up[t, width:], h)
             scale[t] = quantise_row(h, slices, hi[t], lo[t], flag)
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)

@@ -123,6 +123,17 @@ def choose(typingctx: Any, condition: Any, yes: Any, no: Any) -> Any:
 
 
 @njit(**OPTIONS)
+def all_done(done, count):
+    """MemoryError unless every pass of a parallel loop got to its end.
+
+    Numba drops what a thread raises: where one cannot allocate its work space, the rest of its rows would stay as they
+    were. So each loop that allocates counts its passes.
+    """
+    if done != count:
+        raise MemoryError("a thread could not allocate its work space")
+
+
+@njit(**OPTIONS)
 def magnitude(x):
     """The bits of |x|, i32: they compare as the values do, and a NaN is the largest of all."""
     return both(bits(x), SIGN)

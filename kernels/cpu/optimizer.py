@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.exclusive import exclusive
-from kernels.cpu.numeric import OPTIONS, PARALLEL, f32_of_i64, fixed_sum_row, floor, sqrt
+from kernels.cpu.numeric import OPTIONS, PARALLEL, all_done, f32_of_i64, fixed_sum_row, floor, sqrt
 from kernels.interface import AdamScalars
 
 GRADIENT_FLOOR = np.float32(2.0**-48).view(np.int32)
@@ -27,10 +27,13 @@ def square_rows(sums: np.ndarray, mean: np.float32) -> np.ndarray:
 
 @njit(**PARALLEL)
 def _square_rows(sums, mean, out, flag):
+    done = 0
     for i in prange(sums.shape[0]):
         work = np.empty(sums.shape[1], np.float32)
         _squares(sums[i], mean, work)
         out[i] = fixed_sum_row(work, flag)
+        done += 1
+    all_done(done, sums.shape[0])
 
 
 @njit(**OPTIONS)

@@ -14,6 +14,7 @@ from kernels.cpu.numeric import (
     PARALLEL,
     ROW_FLOOR,
     absolute,
+    all_done,
     checked_top,
     choose,
     f32_of_bf16,
@@ -45,12 +46,15 @@ def quantise_rows(x: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
 @njit(**PARALLEL)
 def _quantise_rows(x, slices, hi, lo, scale, flag):
     rows, width = x.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             for j in range(width):
                 work[j] = f32_of_bf16(x[t, j])
             scale[t] = quantise_row(work, slices, hi[t], lo[t], flag)
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @exclusive
@@ -66,6 +70,7 @@ def quantise_weight(w: np.ndarray, rule: str, flag: np.ndarray) -> Weight:
 @njit(**PARALLEL)
 def _quantise_weight(w, lsq, mean, hi, scale, flag):
     rows, width = w.shape
+    done = 0
     for block in prange((rows + BLOCK - 1) // BLOCK):
         work = np.empty(width, np.float32)
         for o in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
@@ -76,6 +81,8 @@ def _quantise_weight(w, lsq, mean, hi, scale, flag):
             else:
                 scale[o], inverse = scale_of(top, 1), inverse_of(top, 1)
             _clipped_codes(w[o], inverse, hi[o])
+        done += 1
+    all_done(done, (rows + BLOCK - 1) // BLOCK)
 
 
 @njit(**OPTIONS)

@@ -1,5 +1,6 @@
-"""The five verdicts of an audit, each with its exit code, what it means, and what to do next."""
+"""What an audit says: its progress, and one of five verdicts with exit code, meaning, and what to do next."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -41,6 +42,20 @@ class Outcome(Enum):
 
     def __init__(self, label: str, exit_code: int, explanation: str, next_step: str) -> None:
         self.label, self.exit_code, self.explanation, self.next_step = label, exit_code, explanation, next_step
+
+
+@dataclass(frozen=True)
+class AuditProgress:
+    """Reported before each stage; steps of the replay and seconds, measured in this audit."""
+
+    stage: str  # "self-test", "ledger", "checkpoint", "replay"; behind "repetition: " in a fresh process
+    step: int | None
+    done: int
+    of: int
+    seconds_left: float | None
+
+
+Report = Callable[[AuditProgress], None]
 
 
 @dataclass(frozen=True)

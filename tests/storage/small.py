@@ -22,6 +22,7 @@ from model.spec import ModelSpec, Phase, RunSpec, ScheduleSpec, SpikeSpec
 from model.state import State, root
 from model.step import StepRecord, clip_factor
 from storage import engine
+from storage.audit import again, confirm
 from storage.audit.keys import Key, load_or_create_key
 from storage.corpus.prepare import prepare
 from storage.corpus.spec import LocalFile, MixSpec, Rows, SourceSpec, TrainTokenizer
@@ -90,13 +91,16 @@ def begin(folder: Path, store: Store, mix_store: Store, **changes: Any) -> tuple
 
 @contextmanager
 def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> Iterator[None]:
-    """The stand-in model. norms: gradient norm by step, 1 elsewhere; flaw: a step that comes out wrong."""
+    """The stand-in model. norms: gradient norm by step, 1 elsewhere; flaw: a step that comes out wrong.
+
+    A process of its own would know nothing of it, so a no-match is repeated in this one.
+    """
 
     def do_step(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray, **options: Any) -> StepRecord:
         norm = np.float32((norms or {}).get(state.step, "1"))
         return _step(spec, state, windows, norm, flaw == state.step, **options)
 
-    with mock.patch.multiple(
+    with mock.patch.object(confirm, "repeat", again.found), mock.patch.multiple(
         engine,
         step=do_step,
         initial_state=lambda spec, backend: _initial(spec),

@@ -12,8 +12,8 @@ from storage.advance import advance
 from storage.audit.certificate import Certificate, replay_proof, verify
 from storage.audit.draw import make_draw
 from storage.audit.keys import Key, load_or_create_key
-from storage.audit.replay import AuditProgress, audit_initial, audit_step
-from storage.audit.verdict import Outcome, Verdict
+from storage.audit.replay import audit_initial, audit_step
+from storage.audit.verdict import AuditProgress, Outcome, Verdict
 from storage.beside import digests_key
 from storage.ledger import HEADER_KEY, Entry, part_key, trajectory_root
 from storage.publish import PURPOSE, RELEASE_KEY, Release, ReleaseBody, publish
@@ -244,7 +244,8 @@ def test_machine_that_disagrees_with_itself(made: Small, auditor: Key, monkeypat
     assert next(calls) == 0
     monkeypatch.setattr(engine, "step", unsteady)
     verdict = audit_step(made.published, 8, "cpu", auditor)
-    assert verdict.exit_code == 12 and "when it was repeated on this machine" in verdict.detail
+    assert verdict.exit_code == 12 and "when it was repeated in a fresh process" in verdict.detail
+    assert verdict.certificate is None
 
 
 @pytest.mark.parametrize("step", [-1, 12, 10**9])
