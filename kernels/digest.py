@@ -8,7 +8,10 @@ A vector or a scalar is one leaf. Every digest is bound to its purpose by BLAKE3
 pass for a tensor and no tensor for a state.
 """
 
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from blake3 import blake3
 from kernels import canonical
 
 LEAF_BYTES = 64 * 1024
+SPAN_LEAVES = 64  # leaves that one thread takes at a time
 DTYPES = {"float32": "<f4", "int64": "<i8", "int32": "<i4", "int8": "|i1", "uint16": "<u2", "uint32": "<u4"}
 
 
@@ -38,8 +42,22 @@ def leaves(array: np.ndarray) -> bytes:
     canonical_array = np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name])
     flat = memoryview(canonical_array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     size = leaf_rows(array.shape, array.itemsize) * (array.nbytes // max(1, array.shape[0] if array.ndim else 1))
-    starts = range(0, len(flat), max(1, size))
-    return b"".join(_hasher("leaf").update(flat[start : start + size]).digest() for start in starts)
+    run = SPAN_LEAVES * max(1, size)
+    spans = [flat[start : start + run] for start in range(0, len(flat), run)]
+    if len(spans) < 2:
+        return b"".join(_span_leaves(span, size) for span in spans)
+    return b"".join(_threads(os.getpid()).map(_span_leaves, spans, [size] * len(spans)))
+
+
+def _span_leaves(span: memoryview, size: int) -> bytes:
+    starts = range(0, len(span), max(1, size))
+    return b"".join(_hasher("leaf").update(span[start : start + size]).digest() for start in starts)
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """BLAKE3 lets other threads run. The pool is this process's: a fork has none of its parent's threads."""
+    return ThreadPoolExecutor(os.cpu_count(), "digest")
 
 
 def tensor_digest(name: str, array: np.ndarray, array_leaves: bytes | None = None) -> str:

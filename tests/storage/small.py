@@ -100,13 +100,18 @@ def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> It
         norm = np.float32((norms or {}).get(state.step, "1"))
         return _step(spec, state, windows, norm, flaw == state.step, **options)
 
-    with mock.patch.object(confirm, "repeat", again.found), mock.patch.multiple(
-        engine,
-        step=do_step,
-        initial_state=lambda spec, backend: _initial(spec),
-        evaluate=lambda spec, backend, state, windows: canonical.bits(np.float32(windows.astype(np.int64).sum() % 97)),
-        load_backend=lambda name: engine,
-        _self_test=lambda backend: [],
+    with (
+        mock.patch.object(confirm, "repeat", again.found),
+        mock.patch.multiple(
+            engine,
+            step=do_step,
+            initial_state=lambda spec, backend: _initial(spec),
+            evaluate=lambda spec, backend, state, windows: canonical.bits(
+                np.float32(windows.astype(np.int64).sum() % 97)
+            ),
+            load_backend=lambda name: engine,
+            _self_test=lambda backend: [],
+        ),
     ):
         yield
 
