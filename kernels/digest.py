@@ -56,8 +56,8 @@ def _span_leaves(span: memoryview, size: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
-    """BLAKE3 lets other threads run. The pool is this process's: a fork has none of its parent's threads."""
-    return ThreadPoolExecutor(os.cpu_count(), "digest")
+    """Two: more would wait for the interpreter. Of this process: a fork has none of its parent's threads."""
+    return ThreadPoolExecutor(2, "digest")
 
 
 def tensor_digest(name: str, array: np.ndarray, array_leaves: bytes | None = None) -> str:

@@ -72,7 +72,8 @@ def race(size: str) -> dict[str, list[float]]:
             take_step(window)
             if number:
                 times[name].append(time.perf_counter() - began)
-        print(f"  {size}: round {number} of {ROUNDS}", file=sys.stderr, flush=True)
+        latest = ", ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in times.items() if seconds)
+        print(f"  {size}: round {number} of {ROUNDS} {latest}", file=sys.stderr, flush=True)
     return times
 
 
