@@ -1,0 +1,61 @@
+"""Memory plans: none changes a bit, each takes what it says, and the fastest that fits is chosen."""
+
+from dataclasses import replace
+
+import pytest
+
+import kernels
+from kernels import canonical
+from model import memory
+from model.memory import KEEP_ALL, MemoryPlan
+from model.spec import NumericsSpec, RunSpec
+from model.state import initial_state
+from model.step import StepRecord, evaluate, step
+from tests.model import tiny
+from tests.model.recipes import run_spec
+
+BACKENDS = (*kernels.BACKENDS, "generic:cpu")
+GB = 10**9
+
+
+def one_step(run: RunSpec, name: str, plan: MemoryPlan) -> tuple[StepRecord, str | None]:
+    """A step under a plan, everything that it reports, and the held-out loss of the state after it."""
+    backend = kernels.backend(name)
+    state = initial_state(run, backend)
+    record = step(run, backend, state, tiny.windows(run, 0, 2), diagnose=True, memory=plan)
+    return record, evaluate(run, backend, state, tiny.windows(run, 100, 1), plan)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_no_plan_changes_a_bit(name: str) -> None:
+    numerics = NumericsSpec(weight_scale="lsq", down_slices=2, unit_windows=2)
+    run = tiny.spec(numerics=numerics, peak_lr="0.1")
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_tokens": 0})})
+    expected = one_step(run, name, KEEP_ALL)
+    assert expected[0].gradient is not None and expected[0].diagnostics is not None
+    assert canonical.from_bits(expected[0].lr) > 0.09  # codes made after the update would show in the diagnostics
+    for plan in memory.plans(run.model):
+        if not plan.map_moments:
+            assert one_step(run, name, plan) == expected, plan
+
+
+def test_the_fastest_plan_that_fits() -> None:
+    run = run_spec("open_1b")
+    order = [memory.choose(run, "step", available * GB) for available in (1000, 36, 27, 16)]
+    assert order[0] == KEEP_ALL and order[-1] is None
+    slower = [plan.slowdown() for plan in order if plan is not None]
+    assert slower == sorted(slower) and len(set(slower)) == 3
+
+
+@pytest.mark.parametrize("piece", memory.PIECES)
+def test_a_plan_needs_less_the_less_it_keeps(piece: memory.Piece) -> None:
+    run = run_spec("open_1b")
+
+    def total(plan: MemoryPlan) -> int:
+        return sum(memory.needs(run, plan, piece).values())
+
+    least = memory.leanest(run, piece)
+    assert total(least) <= total(replace(least, hold_codes=True)) and total(least) <= total(KEEP_ALL)
+    assert memory.choose(run, piece, total(least)) is not None
+    assert memory.choose(run, piece, total(least) - 1) is None
+    assert memory.on_disk(run, least, piece) == (8 * run.model.parameter_count() if least.map_moments else 0)
