@@ -9,15 +9,18 @@ No plan changes a bit: what is recomputed goes through the same functions. The b
 upper bounds of its arrays and working space, and a measured constant for the program itself.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from model.spec import ModelSpec, RunSpec
 
 Piece = Literal["unit", "step", "training", "initial"]
-PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # "unit": the gradients of one unit alone
-Needs = dict[str, int]  # purpose → bytes, in the order in which a person reads them
+PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its gradients alone
+Needs = dict[str, int]  # purpose → bytes
+PURPOSES = ("weights", "moments", "sums", "codes", "activations", "working space", "program")
 
 PROGRAM = 600 << 20  # interpreter, PyTorch, Numba and the compiled kernels: measured 0.5 GB with all of them in use
 
@@ -55,57 +58,91 @@ KEEP_ALL = MemoryPlan()
 
 def choose(spec: RunSpec, piece: Piece, available: int) -> MemoryPlan | None:
     """The fastest plan with which the piece fits into `available` bytes; None where none does."""
-    fitting = (plan for plan in plans(spec.model) if sum(needs(spec, plan, piece).values()) <= available)
+    fitting = (plan for plan in plans(spec.model) if total(needs(spec, plan, piece)) <= available)
     return min(fitting, key=MemoryPlan.slowdown, default=None)
 
 
 def leanest(spec: RunSpec, piece: Piece) -> MemoryPlan:
     """The plan that takes the least memory."""
-    return min(plans(spec.model), key=lambda plan: sum(needs(spec, plan, piece).values()))
+    return min(plans(spec.model), key=lambda plan: total(needs(spec, plan, piece)))
 
 
 def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
-    """Every plan that this model can be computed by."""
-    for recompute in range(model.layers + 1):
+    """Every plan worth considering: the streams kept, of every n-th layer and of n, are fewest near n = √layers."""
+    for recompute in range(2 + math.isqrt(model.layers)):
         for hold_codes in (True, False):
             for map_moments in (False, True):
                 yield MemoryPlan(recompute, hold_codes, map_moments)
 
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
-    """Purpose → bytes of memory at the piece's peak. Their sum is what must be there; mapped moments are not in it."""
-    count = spec.model.parameter_count()
-    found = {"weights": 4 * count}
-    if piece in ("step", "training"):
-        found["moments"] = 0 if plan.map_moments else 8 * count
+    """Purpose → bytes of memory at the piece's peak. Their total() must be there; mapped moments are not in it."""
+    count = _sizes(spec.model).parameters
+    always = {"weights": 4 * count, "program": PROGRAM}
+    if piece in ("step", "training") and not plan.map_moments:
+        always["moments"] = 8 * count
     if piece != "initial":
-        found |= _gradient(spec, plan, piece)
-    return found | {"program": PROGRAM}
+        always["codes"] = _sizes(spec.model).codes if plan.hold_codes else 0
+        peak: Needs = max(_stages(spec, plan, piece), key=total)
+        always |= peak
+    return {purpose: always[purpose] for purpose in PURPOSES if always.get(purpose)}
+
+
+def total(needs: Needs) -> int:
+    """Bytes for all purposes together."""
+    return sum(needs.values())
 
 
 def on_disk(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> int:
     """Bytes of the files that the moments are mapped from."""
-    return 8 * spec.model.parameter_count() * (plan.map_moments and piece in ("step", "training"))
+    return 8 * _sizes(spec.model).parameters * (plan.map_moments and piece in ("step", "training"))
 
 
-def _gradient(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
-    model, tokens = spec.model, spec.numerics.unit_windows * spec.model.seq_len
-    layer, head = _layer(spec, plan, tokens), _head(model, plan, tokens)
+def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
+    """Sums, activations and working space where each may be largest.
+
+    Sums that no unit has reached yet are zeros that the system has not made real: in a first unit the embedding's come
+    when the layers' activations are gone.
+    """
+    m, tokens = spec.model, spec.numerics.unit_windows * spec.model.seq_len
+    windows = spec.numerics.unit_windows if piece == "unit" else max(phase.windows for phase in spec.schedule.phases)
+    stream, every = 2 * tokens * m.d_model, plan.recompute
+    if every:
+        streams = -(-m.layers // every)
+        kept, last, first = (count * stream for count in (streams, streams + every - 2, every - 1))
+    else:
+        kept = last = m.layers * sum(_trace(spec, tokens))
+        first = kept // m.layers
+    table, whole = 8 * m.vocab * m.d_model, 8 * _sizes(m).parameters
+    layer, buffers = _layer(spec, plan, tokens), _buffers(m, spec.numerics.gradient_slices, tokens)
+    first_unit = windows == spec.numerics.unit_windows
+    rest = (whole - 2 * table) // m.layers
+
+    def stage(sums: int, activations: int, working: int) -> Needs:
+        batch = 16 * windows * (m.seq_len + 1)
+        return {"sums": sums if first_unit else whole, "activations": activations, "working space": working + batch}
+
+    yield stage(table, kept, _head(m, plan, tokens))
+    yield stage(table + rest, last, layer)
+    yield stage(whole - table, first, layer)
+    yield stage(whole, 0, 4 * stream + buffers)
     if piece == "training":
-        head = max(head, _diagnostics(model))
-    windows = max(phase.windows for phase in spec.schedule.phases) if piece != "unit" else spec.numerics.unit_windows
-    return {
-        "sums": 8 * model.parameter_count(),
-        "codes": sum(2 * o * i + 4 * o for o, i in _linears(model)) if plan.hold_codes else 0,
-        "activations": _kept(spec, plan, tokens) + 16 * windows * (model.seq_len + 1),
-        "one layer": layer,
-        "head, beyond a layer": max(0, head - layer),
-    }
+        yield stage(whole, 0, 5 * _sizes(m).largest)  # its squares, and which of its gradients are zero
 
 
-def _linears(model: ModelSpec) -> list[tuple[int, int]]:
-    """Shapes of the weights that are quantised, the head's included."""
-    return [(s[0], s[1]) for name, s in model.shapes().items() if len(s) == 2 and name != "embed"]
+class _Sizes(NamedTuple):
+    """Sums over a model's parameters: how many, bytes of the codes of those that are quantised, the largest tensor."""
+
+    parameters: int
+    codes: int
+    largest: int
+
+
+@lru_cache
+def _sizes(model: ModelSpec) -> _Sizes:
+    shapes = model.shapes()
+    codes = sum(s[0] * s[1] + 4 * s[0] for name, s in shapes.items() if len(s) == 2 and name != "embed")
+    return _Sizes(model.parameter_count(), codes, max(math.prod(shape) for shape in shapes.values()))
 
 
 def _trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
@@ -117,52 +154,29 @@ def _trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
     return tokens * attention, tokens * (3 * m.d_model + 4 * m.ffn + spec.numerics.down_slices * m.ffn + 12)
 
 
-def _kept(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
-    """What every layer, or every n-th, leaves for the backward; with it the streams of n layers made again."""
-    layers, every = spec.model.layers, plan.recompute
-    if not every:
-        return layers * sum(_trace(spec, tokens))
-    return (-(-layers // every) + every - 1) * 2 * tokens * spec.model.d_model
-
-
 def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
     """The peak of one layer's backward, beyond what is kept; its own traces are in it where they are made again."""
-    m, traces = spec.model, _trace(spec, tokens)
+    m, (attention, feed_forward) = spec.model, _trace(spec, tokens)
     queries, keys, d, f = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ffn
-    hidden, gate_up = spec.numerics.down_slices * f, 4 * f
-    wide = spec.numerics.gradient_slices
-    feed_forward = traces[1] + tokens * max(
-        2 * f + max(f, d),  # dH, and the codes of the hidden rows turned
-        2 * f + gate_up - hidden,  # dH and the gradient of gate and up
-        2 * d + d - hidden,  # that gradient has taken its argument's place; dX, and the codes of X turned
-    )
-    attention = tokens * (6 * queries + 6 * keys + 4 * d + 12 * m.heads)
-    own = traces[0] + max(feed_forward, attention)
+    inner = tokens * 2 * f + 4 * m.seq_len * f  # dH; the gradient of gate and up takes their place window by window
+    outer = tokens * (6 * queries + 6 * keys + 4 * queries + 12 * m.heads)  # dO, its codes, dQ, dK, dV in float32
+    peak = max(attention + feed_forward + inner, attention + outer)
     if not plan.recompute:
-        own -= sum(traces)
-    return own + 4 * tokens * d + _scratch(m, wide, tokens) + 2 * 2 * f * d
+        peak -= attention + feed_forward
+    return peak + 4 * tokens * d + _buffers(m, spec.numerics.gradient_slices, tokens) + 2 * f * d
 
 
-def _scratch(m: ModelSpec, slices: int, tokens: int) -> int:
-    """Buffers that live from product to product."""
-    queries = m.heads * m.head_dim
+def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:
+    """Buffers that live from product to product: codes, int32 totals, one chunk of tokens, one block of scores."""
+    queries, group = m.heads * m.head_dim, m.heads // m.kv_heads
     widest = max(2 * m.ffn, queries, m.d_model)
-    channels = tokens * max(2 * m.ffn, queries, m.d_model) * slices
-    weight = 4 * slices * m.d_model * max(2 * m.ffn, queries)
-    chunk = 512 * max(1024, widest) * (12 + 5 * slices)
-    group = m.heads // m.kv_heads
-    scores = 16 * 128 * m.seq_len * group + 6 * 384 * m.seq_len + 20 * m.seq_len * group * m.head_dim
-    return channels + weight + chunk + scores
+    chunk = 512 * max(1024, widest) * (8 + 6 * slices)
+    scores = m.seq_len * (16 * 128 * group + 6 * 384 + 20 * group * m.head_dim)
+    return slices * widest * (tokens + 4 * m.d_model) + chunk + scores
 
 
 def _head(m: ModelSpec, plan: MemoryPlan, tokens: int) -> int:
-    """The head's peak: final rows and gradients, its codes unless held, the logits of a chunk, int32 totals."""
-    codes = 0 if plan.hold_codes else 2 * m.vocab * m.d_model
-    logits = max(64 * m.vocab, 1 << 21)
-    held = 4 * tokens * m.vocab if tokens * m.vocab <= 1 << 25 else 0
-    return tokens * 8 * m.d_model + codes + 15 * logits + held + 12 * m.vocab * m.d_model
-
-
-def _diagnostics(m: ModelSpec) -> int:
-    """Squares of a tensor and which of its gradients are zero."""
-    return 5 * max(shape[0] * shape[-1] for shape in m.shapes().values() if len(shape) == 2)
+    """The head's peak: final rows and gradients, its codes unless held, a chunk of logits, a block of its gradient."""
+    codes = 0 if plan.hold_codes else m.vocab * m.d_model
+    logits = max(128 * m.vocab, 1 << 22)
+    return tokens * (8 * m.d_model + 64) + codes + 9 * logits + 2 * max(logits, 1024 * tokens) + 8 * 1024 * m.d_model

@@ -41,10 +41,10 @@ def test_no_plan_changes_a_bit(name: str) -> None:
 
 def test_the_fastest_plan_that_fits() -> None:
     run = run_spec("open_1b")
-    order = [memory.choose(run, "step", available * GB) for available in (1000, 36, 27, 16)]
+    order = [memory.choose(run, "step", available * GB) for available in (60, 44, 40, 25, 24, 23, 16)]
     assert order[0] == KEEP_ALL and order[-1] is None
     slower = [plan.slowdown() for plan in order if plan is not None]
-    assert slower == sorted(slower) and len(set(slower)) == 3
+    assert slower == sorted(set(slower))  # each takes less than the one before, and is slower
 
 
 @pytest.mark.parametrize("piece", memory.PIECES)
@@ -52,7 +52,7 @@ def test_a_plan_needs_less_the_less_it_keeps(piece: memory.Piece) -> None:
     run = run_spec("open_1b")
 
     def total(plan: MemoryPlan) -> int:
-        return sum(memory.needs(run, plan, piece).values())
+        return memory.total(memory.needs(run, plan, piece))
 
     least = memory.leanest(run, piece)
     assert total(least) <= total(replace(least, hold_codes=True)) and total(least) <= total(KEEP_ALL)
