@@ -1,9 +1,8 @@
 """The memory that a piece of work really takes, measured in a process of its own.
 
-python -m tests.model.peak PIECE RECOMPUTE HOLD     prints one JSON line: bytes beyond the program's own
+python -m tests.model.peak PIECE RECOMPUTE HOLD     prints one JSON line: bytes at the peak
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -23,31 +22,25 @@ def spec() -> RunSpec:
     return tiny.spec(seq_len=1024, windows=4, numerics=NumericsSpec(unit_windows=4), **MID)
 
 
-def status(name: str) -> int:
-    """A figure of this process's memory, in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return 1024 * int(line.split()[1])
-
-
 def work(run: RunSpec, plan: MemoryPlan, piece: Piece) -> None:
-    """Do a unit or a step from state 0."""
+    """A unit, or a step whose moments are as real as a checkpoint's."""
     backend = kernels.backend("cpu")
     state, windows = initial_state(run, backend), tiny.windows(run, 0, run.numerics.unit_windows)
     if piece == "unit":
         gradients(run, backend, state.weights, windows, plan)
-    else:
-        step(run, backend, state, windows, memory=plan)
+        return
+    for moment in (*state.m.values(), *state.v.values()):
+        moment.fill(0)  # only what is written becomes real
+    step(run, backend, state, windows, memory=plan)
 
 
 def measure(plan: MemoryPlan, piece: Piece) -> int:
-    """Peak bytes of the piece beyond what the process has once its kernels are loaded."""
-    warm = tiny.spec(numerics=NumericsSpec(unit_windows=2))
-    work(warm, plan, piece)
-    gc.collect()
-    before = status("VmRSS")
+    """The process's peak in bytes while it does the piece; what compiling the kernels took is not counted."""
+    work(tiny.spec(numerics=NumericsSpec(unit_windows=2)), plan, piece)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     work(spec(), plan, piece)
-    return status("VmHWM") - before
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

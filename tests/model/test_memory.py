@@ -1,6 +1,10 @@
 """Memory plans: none changes a bit, each takes what it says, and the fastest that fits is chosen."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,7 @@ from model.memory import KEEP_ALL, MemoryPlan
 from model.spec import NumericsSpec, RunSpec
 from model.state import initial_state
 from model.step import StepRecord, evaluate, step
-from tests.model import tiny
+from tests.model import peak, tiny
 from tests.model.recipes import run_spec
 
 BACKENDS = (*kernels.BACKENDS, "generic:cpu")
@@ -59,3 +63,19 @@ def test_a_plan_needs_less_the_less_it_keeps(piece: memory.Piece) -> None:
     assert memory.choose(run, piece, total(least)) is not None
     assert memory.choose(run, piece, total(least) - 1) is None
     assert memory.on_disk(run, least, piece) == (8 * run.model.parameter_count() if least.map_moments else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak since a time")
+@pytest.mark.parametrize(
+    ("piece", "plan"),
+    [("unit", KEEP_ALL), ("unit", MemoryPlan(2, hold_codes=False)), ("step", MemoryPlan(1, hold_codes=False))],
+)
+def test_a_piece_takes_no_more_than_was_said_and_not_much_less(piece: memory.Piece, plan: MemoryPlan) -> None:
+    said = memory.total(memory.needs(peak.spec(), plan, piece))
+    asked = [piece, str(plan.recompute), "hold" if plan.hold_codes else "no"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.peak", *asked], capture_output=True, text=True, check=True
+    )
+    took = json.loads(done.stdout)
+    assert took <= said <= took / 0.75, f"said {said / 1e6:,.0f} MB, took {took / 1e6:,.0f} MB"
