@@ -66,19 +66,28 @@ def test_too_little_memory_is_refused_with_both_numbers(begun: Small) -> None:
     assert begun.store.list("segments/") == []
 
 
+def test_a_run_that_cannot_be_trained_here_is_not_begun(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "run")
+    with small.stand_in(), mock.patch.object(machine, "available", return_value=10**8):
+        with pytest.raises(Refused, match="training takes"):
+            small.begin(tmp_path, store, LocalStore(tmp_path / "mix"))
+    assert store.list() == []
+
+
 def test_mapped_moments_are_the_same_state(made: Small, tmp_path: Path) -> None:
     run, before = made.run(), set(os.listdir(made.store.root))
     place = machine.moments(run.spec, MAPPED, made.store)
     state, expected = (checkpoint.load(made.store, run.ledger, 5, *args) for args in ([place], []))
     arrays = [*state.m.values(), *state.v.values()]
     assert all(type(a) is np.ndarray and a.flags.writeable and a.flags.c_contiguous for a in arrays)
+    del place  # the arrays alone hold the file
     assert mapped_files(made.store.root) == 1 and set(os.listdir(made.store.root)) == before
     with small.stand_in():
         backend = load_backend("cpu")
         for _ in range(2):
             assert advance(run, backend, state).entry == advance(run, backend, expected).entry
     assert any(m.any() for m in state.m.values())
-    del state, arrays, place
+    del state, arrays
     assert mapped_files(made.store.root) == 0
 
 
