@@ -235,7 +235,8 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
         return
     for found in pieces:
         verdict = "fits" if found["fits"] else "does not fit"
-        sizes = ", ".join(f"{purpose} {size / 1e9:,.2f}" for purpose, size in found["by_purpose"].items() if size >= 5e6)
+        worth = {purpose: size / 1e9 for purpose, size in found["by_purpose"].items() if size >= 5e6}
+        sizes = ", ".join(f"{purpose} {size:,.2f}" for purpose, size in worth.items())
         files = f"; on disk {found['on_disk'] / 1e9:,.2f} GB" if found["on_disk"] else ""
         _line(f"{found['what']}: {verdict}: {found['takes'] / 1e9:,.2f} GB of {found['available'] / 1e9:,.2f}{files}")
         _line(f"  {sizes}")
