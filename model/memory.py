@@ -9,7 +9,9 @@ No plan changes a bit: what is recomputed goes through the same functions. The b
 upper bounds of its arrays and working space, and a measured constant for the program itself.
 """
 
+import ctypes
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,8 +24,9 @@ PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its
 Needs = dict[str, int]  # purpose → bytes
 PURPOSES = ("weights", "moments", "sums", "codes", "activations", "working space", "program")
 
-# Interpreter, PyTorch, Numba and the compiled kernels take 0.4 GB; the C library keeps up to 0.1 GB of freed arrays.
-PROGRAM = 600 << 20
+# Interpreter, PyTorch, Numba and compiled kernels take 0.4 GB; the C library keeps some of what one layer frees.
+PROGRAM = 512 << 20
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # glibc alone has it
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class MemoryPlan:
     recompute: int = 0
     hold_codes: bool = True
     map_moments: bool = False
+
+    @property
+    def lean(self) -> bool:
+        """Whether freed arrays are given back to the system, layer by layer: worth it only where memory is short."""
+        return self.recompute > 0 or not self.hold_codes
 
     def slowdown(self) -> float:
         """Rough time of a step relative to keeping everything: a backward costs two forwards. For ordering plans."""
@@ -55,6 +63,12 @@ class MemoryPlan:
 
 
 KEEP_ALL = MemoryPlan()
+
+
+def give_back() -> None:
+    """Let the C library return what was freed: of arrays below 32 MB it otherwise keeps all that it ever held."""
+    if _trim is not None:
+        _trim(0)
 
 
 def choose(spec: RunSpec, piece: Piece, available: int) -> MemoryPlan | None:
@@ -103,7 +117,7 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
     """Sums, activations and working space where each may be largest.
 
     Sums that no unit has reached yet are zeros that the system has not made real: in a first unit the embedding's come
-    when the layers' activations are gone.
+    when the layers' activations are gone, if a plan gives them back.
     """
     m, tokens = spec.model, spec.numerics.unit_windows * spec.model.seq_len
     windows = spec.numerics.unit_windows if piece == "unit" else max(phase.windows for phase in spec.schedule.phases)
@@ -125,8 +139,8 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
 
     yield stage(table, kept, _head(m, plan, tokens))
     yield stage(table + rest, last, layer)
-    yield stage(whole - table, first, layer)
-    yield stage(whole, 0, 4 * stream + buffers)
+    yield stage(whole - table, first if plan.lean else kept, layer)
+    yield stage(whole, 0 if plan.lean else kept, 4 * stream + buffers)
     if piece == "training":
         yield stage(whole, 0, 5 * _sizes(m).largest)  # its squares, and which of its gradients are zero
 

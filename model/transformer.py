@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels.interface import Attended, AttentionShape, Part, Rope, Rows, Weight
 from model import host
-from model.memory import KEEP_ALL, MemoryPlan
+from model.memory import KEEP_ALL, MemoryPlan, give_back
 from model.spec import RunSpec
 
 
@@ -142,16 +142,23 @@ def unit_gradients(
     b = net.backend
     tokens, targets = (b.to_device(part.reshape(-1)) for part in (windows[:, :-1], windows[:, 1:]))
     trace = forward(net, tokens, flag)
+    _give_back(net)
     nll, lse2, dx = _head_backward(net, trace, targets, two_z, sums, flag)
     kept = trace.layers
     del trace
     for layer, traces in _backwards(net, kept, flag):
         dx = _feed_forward_backward(net, layer, traces, dx, sums, flag)
         dx = _attention_backward(net, layer, traces, dx, sums, flag)
+        _give_back(net)
     embedded, _, r = _embed(net, tokens, flag)
     dx = b.norm_backward(dx, embedded, r, net.gain("embed_norm"), None, sums["embed_norm"], flag)
     b.embed_backward(dx, tokens, sums["embed"], flag)
     return nll, lse2
+
+
+def _give_back(net: Network) -> None:
+    if net.plan.lean:
+        give_back()
 
 
 def _backwards(net: Network, kept: list[Any], flag: Any) -> Iterator[tuple[int, list[Any]]]:
