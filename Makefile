@@ -38,7 +38,7 @@ arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (
 bench-cpu: .venv/installed ## a full step against stock PyTorch, and each kernel against its floor (about 15 minutes)
 	$(BIN)/python -m tests.bench.cpu
 
-unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22 GB (an hour; 13 GB of disk in runs/)
+unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22 GB (an hour or less; 13 GB of disk)
 	@mkdir -p runs
 	$(BIN)/python -m tests.bench.unit_1b
 	$(BIN)/python -m tests.bench.unit_1b --step runs
