@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test conformance arm64 bench-cpu lint serve clean
+.PHONY: help install demo demo-slow test conformance arm64 bench-cpu unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,11 @@ arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (
 
 bench-cpu: .venv/installed ## a full step against stock PyTorch, and each kernel against its floor (about 15 minutes)
 	$(BIN)/python -m tests.bench.cpu
+
+unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22 GB (an hour or less; 13 GB of disk)
+	@mkdir -p runs
+	$(BIN)/python -m tests.bench.unit_1b
+	$(BIN)/python -m tests.bench.unit_1b --step runs
 
 lint: .venv/installed ## style and types
 	$(BIN)/ruff check .

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from storage import engine
+from storage import recipe as recipes
 from storage.audit import certificate
 from storage.audit.release import check_release
-from storage.errors import InputFault, VerbatimError
+from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
+from storage.memory import forecast
 from storage.named import read_file
 from storage.provenance import PACKAGES, provenance
 from storage.store import open_store
@@ -39,6 +41,14 @@ def release(store: str) -> list[dict[str, str]]:
         {"what": store, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
         {"what": "trajectory root", "says": body.trajectory_root},
     ]
+
+
+def memory(recipe: str, run: str) -> list[dict[str, Any]]:
+    """What each piece of a recipe's work, or of a run's, takes of memory, and by which plan this machine does it."""
+    if (recipe == "") == (run == ""):
+        raise UsageError("give either --recipe NAME or --run ADDRESS", next_step="verbatim doctor --help")
+    spec = recipes.load(recipe).run if recipe else Ledger(open_store(run)).header.run_spec()
+    return [found.document() for found in forecast(spec)]
 
 
 def machine(backend: str) -> dict[str, Any]:

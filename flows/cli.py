@@ -199,16 +199,26 @@ def verify(
 
 
 @app.command()
-def doctor(backend: AnyBackendOption = "cpu", as_json: JsonOption = False) -> None:
+def doctor(
+    backend: AnyBackendOption = "cpu",
+    recipe: Annotated[str, typer.Option(help="Say instead what a recipe's pieces of work take of memory.")] = "",
+    run: Annotated[str, typer.Option(help="The same of a run, published or not: a folder or file:// address.")] = "",
+    as_json: JsonOption = False,
+) -> None:
     """Check this installation and this machine.
 
-    Packages, versions, and every conformance vector.
+    Packages, versions, and every conformance vector; or, before starting, what a unit, a step and training take of
+    memory, and by which plan this machine would do them.
 
     \b
-    Example: verbatim doctor
+    Examples: verbatim doctor
+              verbatim doctor --recipe open_1b
     """
     from flows import checks
 
+    if recipe or run:
+        _show_memory(checks.memory(_recipe(recipe), _absolute(run)), as_json)
+        return
     found = checks.machine(backend)
     if as_json:
         print(json.dumps(found))
@@ -217,6 +227,21 @@ def doctor(backend: AnyBackendOption = "cpu", as_json: JsonOption = False) -> No
             each = value.items() if isinstance(value, dict) else ()
             _line(f"{name}: {', '.join(f'{part} {number}' for part, number in each) or value}")
         _line("this machine is fit to audit")
+
+
+def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(pieces))
+        return
+    for found in pieces:
+        verdict = "fits" if found["fits"] else "does not fit"
+        worth = {purpose: size / 1e9 for purpose, size in found["by_purpose"].items() if size >= 5e6}
+        sizes = ", ".join(f"{purpose} {size:,.2f}" for purpose, size in worth.items())
+        files = f"; on disk {found['on_disk'] / 1e9:,.2f} GB" if found["on_disk"] else ""
+        _line(f"{found['what']}: {verdict}: {found['takes'] / 1e9:,.2f} GB of {found['available'] / 1e9:,.2f}{files}")
+        _line(f"  {sizes}")
+        if found["piece"] != "initial":
+            _line(f"  plan: {found['plan']}")
 
 
 def _line(text: str) -> None:

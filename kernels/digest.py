@@ -29,6 +29,14 @@ def digest(data: bytes | memoryview, purpose: str) -> str:
     return _hasher(purpose).update(data).hexdigest()
 
 
+def digest_of(pieces: Iterable[bytes | memoryview], purpose: str) -> str:
+    """digest() of the pieces' bytes in order, without joining them."""
+    hasher = _hasher(purpose)
+    for piece in pieces:
+        hasher.update(piece)
+    return str(hasher.hexdigest())
+
+
 def leaf_rows(shape: tuple[int, ...], itemsize: int) -> int:
     """How many rows of the first dimension make one leaf: the fewest whose bytes reach 64 KiB."""
     if len(shape) < 2:

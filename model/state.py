@@ -3,7 +3,7 @@
 State k is the state before step k. Its root covers every tensor (weights, first and second moments) and every scalar.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -58,8 +58,15 @@ class State:
         return cls(**groups, **counters, spike=SpikeState.of(scalars["spike"]))  # type: ignore[arg-type]
 
 
-def initial_state(spec: RunSpec, backend: ModuleType) -> State:
-    """State 0: norm gains 1, everything else drawn from the seed, moments zero."""
+def zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Float32 zeros, of which the system makes real only what is written."""
+    return np.zeros(shape, np.float32)
+
+
+def initial_state(
+    spec: RunSpec, backend: ModuleType, moments: Callable[[tuple[int, ...]], np.ndarray] = zeros
+) -> State:
+    """State 0: norm gains 1, everything else drawn from the seed, moments zero; `moments` gives them their place."""
     std = host.f32(spec.model.init_std)
     weights = {
         name: np.ones(shape, np.float32)
@@ -67,7 +74,7 @@ def initial_state(spec: RunSpec, backend: ModuleType) -> State:
         else backend.to_host(backend.initial_weights(spec.seed, name, shape, std))
         for name, shape in spec.model.shapes().items()
     }
-    m, v = ({name: np.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
+    m, v = ({name: moments(shape) for name, shape in spec.model.shapes().items()} for _ in range(2))
     return State(weights, m, v)
 
 

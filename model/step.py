@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kernels import canonical, digest
 from kernels.interface import LSE2_BITS
 from model import diagnostics, host, schedule, spike
 from model import state as states
+from model.memory import KEEP_ALL, MemoryPlan
 from model.spec import RunSpec
 from model.state import State
 from model.transformer import Network, network, unit_gradients, unit_loss
@@ -49,20 +50,17 @@ def step(
     windows: np.ndarray,
     diagnose: bool = False,
     take: Callable[[dict[str, np.ndarray]], None] | None = None,
+    memory: MemoryPlan = KEEP_ALL,
 ) -> StepRecord:
     """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state` becomes the state after it.
 
-    `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's proof of replay needs their
-    bytes. Raises ValueError where the windows are not those that the plan of this step asks for in number, length or
-    vocabulary.
+    No memory plan changes a bit. `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's
+    proof of replay needs their bytes. Raises ValueError where the windows are not those that the plan of this step
+    asks for in number, length or vocabulary.
     """
     plan = schedule.plan(spec, state.step)
     windows = _checked(spec, plan.windows, windows)
-    flag = backend.new_flag()
-    net = network(spec, backend, state.weights, flag)
-    sums = {name: backend.new_sums(w.shape) for name, w in state.weights.items()}
-    nll, lse2 = _accumulate(net, windows, sums, flag)
-    finite = not flag[0]
+    sums, nll, lse2, finite, codes = gradients(spec, backend, state.weights, windows, memory, diagnose)
     lr = schedule.learning_rate(spec, plan.tokens_before)
     tokens = len(windows) * spec.model.seq_len
     mean = host.mean_scale(tokens)
@@ -72,10 +70,10 @@ def step(
     if not event:
         state.updates += 1
         _update(spec, backend, state, sums, lr, mean, clip)
-    report = diagnostics.measure(net, state, sums, mean) if diagnose and finite else None
+    report = diagnostics.measure(backend, state, sums, mean, codes) if diagnose and finite else None
     gradient = {name: backend.to_host(s) for name, s in sorted(sums.items())} if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    gradients = {name: digest.tensor_digest(name, s) for name, s in gradient.items()}
+    digests = {name: digest.tensor_digest(name, s) for name, s in gradient.items()}
     if take is not None and finite:
         take(gradient)
     root, tensors = states.root(state)
@@ -88,23 +86,52 @@ def step(
         loss=canonical.bits(host.f32(nll) * mean) if finite else None,
         z_loss=canonical.bits(host.f32(lse2) * host.mean_scale(tokens, LSE2_BITS)) if finite else None,
         grad_norm=canonical.bits(norm) if norm is not None else None,
-        gradient=digest.root(gradients, {}) if finite else None,
+        gradient=digest.root(digests, {}) if finite else None,
         state=root,
         event=event,
         clipped=bool(norm is not None and not event and clip < np.float32(1)),
         halt=halt,
         tensors=tensors,
-        gradients=gradients,
+        gradients=digests,
         zero_gradients=tuple(name for name, s in gradient.items() if not s.any()),
         diagnostics=report,
     )
 
 
-def evaluate(spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray) -> str | None:
+class Summed(NamedTuple):
+    """The gradients of some units, summed as integers, and what came with them."""
+
+    sums: dict[str, Any]  # i64 by parameter name, units of 2⁻²⁴
+    nll: int  # units of 2⁻²⁴ nats
+    lse2: int  # units of 2⁻²⁰
+    finite: bool  # else the sums mean nothing
+    codes: dict[str, dict[str, Any]]  # diagnostics.codes(), where asked for
+
+
+def gradients(
+    spec: RunSpec,
+    backend: ModuleType,
+    weights: dict[str, np.ndarray],
+    windows: np.ndarray,
+    memory: MemoryPlan = KEEP_ALL,
+    diagnose: bool = False,
+) -> Summed:
+    """The summed gradients of whole units of windows i64[n, seq_len + 1], without an update."""
+    flag = backend.new_flag()
+    net = network(spec, backend, weights, flag, memory)
+    sums = {name: backend.new_sums(w.shape) for name, w in weights.items()}
+    nll, lse2 = _accumulate(net, windows, sums, flag)
+    finite = not flag[0]
+    return Summed(sums, nll, lse2, finite, diagnostics.codes(net) if diagnose and finite else {})
+
+
+def evaluate(
+    spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray, memory: MemoryPlan = KEEP_ALL
+) -> str | None:
     """Mean negative log-likelihood in nats, as bits, of windows under the state's weights; None where not finite."""
     windows = _checked(spec, len(windows), windows)
     flag = backend.new_flag()
-    net = network(spec, backend, state.weights, flag)
+    net = network(spec, backend, state.weights, flag, memory)
     nll = 0
     for window in windows:
         nll += unit_loss(net, window[None, :], flag)[0]

@@ -6,34 +6,46 @@
 
 Suffixes: T tokens of the unit, D model width, H·E query width, F feed-forward width. bf16 tensors are kept between
 operations; what a quantiser reads is never kept as floats. Gradients are of the *sum* over tokens; 1/N enters with the
-optimizer.
+optimizer. What lies between forward and backward is the memory plan's choice (memory.py); a layer that is recomputed
+goes through the functions of its first time.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels.interface import Attended, AttentionShape, Part, Rope, Rows, Weight
 from model import host
+from model.memory import KEEP_ALL, MemoryPlan, give_back
 from model.spec import RunSpec
 
 
 @dataclass(frozen=True)
 class Network:
-    """One step's weights, quantised once and used by every unit of the step."""
+    """One step's weights, quantised once and used by every unit of the step, or quantised at each use."""
 
     spec: RunSpec
     backend: ModuleType
-    tensors: dict[str, Any]  # embedding and norm gains, f32
-    weights: dict[str, Weight]  # linears and head
+    plan: MemoryPlan
+    weights: dict[str, np.ndarray]  # every parameter, f32
+    tensors: dict[str, Any]  # embedding and norm gains on the device, f32
+    held: dict[str, Weight]  # linears and head, where the plan holds their codes
     rope: Rope
     eps: np.float32
 
     def gain(self, name: str) -> Any:
         """The gain f32[D] of a norm."""
         return self.tensors[name]
+
+    def weight(self, name: str, flag: Any) -> Weight:
+        """A linear by the recipe's rule, or the head by its rows' maxima."""
+        if name in self.held:
+            return self.held[name]
+        rule = "max" if name == "head" else self.spec.numerics.weight_scale
+        return self.backend.quantise_weight(self.backend.to_device(self.weights[name]), rule, flag)
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Heads and window of one layer."""
@@ -42,8 +54,7 @@ class Network:
         return AttentionShape(m.heads, m.kv_heads, m.head_dim, m.seq_len, window)
 
 
-@dataclass(frozen=True)
-class AttentionTrace:
+class AttentionTrace(NamedTuple):
     """What one attention layer keeps for its backward."""
 
     x_TD: Any
@@ -58,8 +69,7 @@ class AttentionTrace:
     out_rows: Rows
 
 
-@dataclass(frozen=True)
-class FeedForwardTrace:
+class FeedForwardTrace(NamedTuple):
     """What one feed-forward layer keeps for its backward."""
 
     x_TD: Any
@@ -71,48 +81,57 @@ class FeedForwardTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one unit keeps: embeddings before their norm, each layer's, and the input of the final norm."""
+    """What one unit keeps: of the layers what the plan says, the input of the final norm, and the head's rows.
 
-    embedded_TD: Any
-    r_embed_T: Any
-    layers: list[tuple[AttentionTrace, FeedForwardTrace]]
+    layers: [attention's, feed-forward's] trace of each; or the stream bf16[T, D] entering every n-th. The backward
+    takes them off the list, so that each is gone as soon as it was used.
+    """
+
+    layers: list[Any]
     final_TD: Any
     r_final_T: Any
     rows: Rows
 
 
-def network(spec: RunSpec, backend: ModuleType, weights: dict[str, np.ndarray], flag: Any) -> Network:
-    """Quantise every linear by the recipe's rule and the head by its rows' maxima."""
-    rule = spec.numerics.weight_scale
+def network(
+    spec: RunSpec, backend: ModuleType, weights: dict[str, np.ndarray], flag: Any, plan: MemoryPlan = KEEP_ALL
+) -> Network:
+    """The network of these weights; quantises them all where the plan holds codes."""
     plain = {name: backend.to_device(w) for name, w in weights.items() if w.ndim == 1 or name == "embed"}
-    quantised = {
-        name: backend.quantise_weight(backend.to_device(w), "max" if name == "head" else rule, flag)
-        for name, w in weights.items()
-        if name not in plain
-    }
     m = spec.model
     rope = Rope(*map(backend.to_device, host.rope_tables(m.seq_len, m.head_dim, m.rope_theta)))
-    return Network(spec, backend, plain, quantised, rope, host.f32(m.norm_eps))
+    net = Network(spec, backend, plan, weights, plain, {}, rope, host.f32(m.norm_eps))
+    if plan.hold_codes:
+        net.held.update({name: net.weight(name, flag) for name in quantised(net)})
+    return net
 
 
-def forward(net: Network, tokens: Any, flag: Any) -> Trace:
-    """Run a unit's input tokens i64[T] up to the head's input."""
-    embedded = net.backend.embed(net.tensors["embed"], net.backend.to_device(tokens))
-    x, r_embed = net.backend.norm_bf16(embedded, net.gain("embed_norm"), net.eps, flag)
-    layers = []
+def quantised(net: Network) -> list[str]:
+    """Names of the parameters that enter as codes, in name order."""
+    return sorted(net.weights.keys() - net.tensors.keys())
+
+
+def forward(net: Network, tokens: Any, flag: Any, keep: bool = True) -> Trace:
+    """Run a unit's input tokens i64[T] up to the head's input; without `keep`, nothing is left of the layers."""
+    x = _embed(net, net.backend.to_device(tokens), flag)[1]
+    every, layers = net.plan.recompute, []
     for layer in range(net.spec.model.layers):
-        x, attention = _attention(net, layer, x, flag)
-        x, feed_forward = _feed_forward(net, layer, x, flag)
-        layers.append((attention, feed_forward))
+        if not keep or every:
+            if keep and layer % every == 0:
+                layers.append(x)
+            x = _through(net, layer, x, flag)
+        else:
+            layers.append(_traces(net, layer, x, flag))
+            x = _feed_forward_output(net, layer, layers[-1][1], flag)
     rows, r_final = net.backend.norm_rows(x, net.gain("final_norm"), net.eps, 2, flag)
-    return Trace(embedded, r_embed, layers, x, r_final, rows)
+    return Trace(layers, x, r_final, rows)
 
 
 def unit_loss(net: Network, windows: np.ndarray, flag: Any) -> tuple[int, int]:
     """(Σ nll in 2⁻²⁴ nats, Σ lse² in 2⁻²⁰) of windows i64[N, S+1], without gradients."""
-    trace = forward(net, windows[:, :-1].reshape(-1), flag)
+    rows = forward(net, windows[:, :-1].reshape(-1), flag, keep=False).rows
     targets = net.backend.to_device(windows[:, 1:].reshape(-1))
-    return net.backend.head(trace.rows, net.weights["head"], targets, flag)
+    return net.backend.head(rows, net.weight("head", flag), targets, flag)
 
 
 def unit_gradients(
@@ -123,63 +142,135 @@ def unit_gradients(
     b = net.backend
     tokens, targets = (b.to_device(part.reshape(-1)) for part in (windows[:, :-1], windows[:, 1:]))
     trace = forward(net, tokens, flag)
-    nll, lse2, dy = b.head_backward(trace.rows, net.weights["head"], targets, two_z, sums["head"], flag)
-    dx = b.norm_backward(dy, trace.final_TD, trace.r_final_T, net.gain("final_norm"), None, sums["final_norm"], flag)
-    for layer in reversed(range(net.spec.model.layers)):
-        attention, feed_forward = trace.layers.pop()
-        dx = _feed_forward_backward(net, layer, feed_forward, dx, sums, flag)
-        dx = _attention_backward(net, layer, attention, dx, sums, flag)
-    gain, gain_sums = net.gain("embed_norm"), sums["embed_norm"]
-    dx = b.norm_backward(dx, trace.embedded_TD, trace.r_embed_T, gain, None, gain_sums, flag)
+    _give_back(net)
+    nll, lse2, dx = _head_backward(net, trace, targets, two_z, sums, flag)
+    kept = trace.layers
+    del trace
+    for layer, traces in _backwards(net, kept, flag):
+        dx = _feed_forward_backward(net, layer, traces, dx, sums, flag)
+        dx = _attention_backward(net, layer, traces, dx, sums, flag)
+        _give_back(net)
+    embedded, _, r = _embed(net, tokens, flag)
+    dx = b.norm_backward(dx, embedded, r, net.gain("embed_norm"), None, sums["embed_norm"], flag)
     b.embed_backward(dx, tokens, sums["embed"], flag)
     return nll, lse2
 
 
-def _attention(net: Network, layer: int, x: Any, flag: Any) -> tuple[Any, AttentionTrace]:
-    b, w, name = net.backend, net.weights, f"blocks.{layer:03d}"
+def _give_back(net: Network) -> None:
+    if net.plan.lean:
+        give_back()
+
+
+def _backwards(net: Network, kept: list[Any], flag: Any) -> Iterator[tuple[int, list[Any]]]:
+    """(layer, its traces) from the last layer to the first, kept or made again; `kept` is used up."""
+    every, layers = net.plan.recompute, net.spec.model.layers
+    while kept:
+        if not every:
+            yield len(kept) - 1, kept.pop()
+            continue
+        streams = [kept.pop()]
+        first = len(kept) * every
+        for layer in range(first, min(first + every, layers) - 1):
+            streams.append(_through(net, layer, streams[-1], flag))
+        while streams:
+            yield first + len(streams) - 1, _traces(net, first + len(streams) - 1, streams.pop(), flag)
+
+
+def _traces(net: Network, layer: int, x: Any, flag: Any) -> list[Any]:
+    """Both traces of a layer that the stream x enters."""
+    attention = _attention(net, layer, x, flag)
+    return [attention, _feed_forward(net, layer, _attention_output(net, layer, attention, flag), flag)]
+
+
+def _through(net: Network, layer: int, x: Any, flag: Any) -> Any:
+    """The stream bf16[T, D] after a layer, whose traces are dropped as they are used."""
+    x = _attention_output(net, layer, _attention(net, layer, x, flag), flag)
+    return _feed_forward_output(net, layer, _feed_forward(net, layer, x, flag), flag)
+
+
+def _embed(net: Network, tokens: Any, flag: Any) -> tuple[Any, Any, Any]:
+    """(embeddings bf16[T, D], the residual stream's first value, inverse root mean squares f32[T])."""
+    embedded = net.backend.embed(net.tensors["embed"], tokens)
+    return embedded, *net.backend.norm_bf16(embedded, net.gain("embed_norm"), net.eps, flag)
+
+
+def _head_backward(
+    net: Network, trace: Trace, targets: Any, two_z: np.float32, sums: dict[str, Any], flag: Any
+) -> tuple[int, int, Any]:
+    b, gain = net.backend, net.gain("final_norm")
+    nll, lse2, dy = b.head_backward(trace.rows, net.weight("head", flag), targets, two_z, sums["head"], flag)
+    return nll, lse2, b.norm_backward(dy, trace.final_TD, trace.r_final_T, gain, None, sums["final_norm"], flag)
+
+
+def _attention(net: Network, layer: int, x: Any, flag: Any) -> AttentionTrace:
+    b, name = net.backend, f"blocks.{layer:03d}"
     rows, r = b.norm_rows(x, net.gain(f"{name}.attn_norm"), net.eps, 1, flag)
-    q_y, k_y, v_y = (b.project(rows, w[f"{name}.{part}"]) for part in "qkv")
+    q_y, k_y, v_y = (b.project(rows, net.weight(f"{name}.{part}", flag)) for part in "qkv")
     q = b.rotate_rows(q_y, net.rope, net.eps, True, flag)
     k = b.rotate_rows(k_y, net.rope, net.eps, False, flag)
     v = b.quantise_rows(v_y.reshape(-1, net.spec.model.head_dim), 1, flag)
     attended = b.attention(q, k, v, net.attention_shape(layer))
     out_rows = b.quantise_rows(attended.out, 1, flag)
-    y = b.project_add(out_rows, w[f"{name}.o"], x)
-    return y, AttentionTrace(x, r, rows, q_y, k_y, q, k, v, attended, out_rows)
+    return AttentionTrace(x, r, rows, q_y, k_y, q, k, v, attended, out_rows)
 
 
-def _attention_backward(
-    net: Network, layer: int, t: AttentionTrace, dy: Any, sums: dict[str, Any], flag: Any
-) -> Any:
-    b, w, name, slices = net.backend, net.weights, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
-    part = {p: f"{name}.{p}" for p in ("q", "k", "v", "o")}
-    d_out = b.linear_backward(t.out_rows, (Part(dy, w[part["o"]], sums[part["o"]]),), slices, flag)
-    dq, dk, dv = b.attention_backward(t.q, t.k, t.v, t.attended, d_out, net.attention_shape(layer), flag)
-    d_parts = {
-        "q": b.rotate_backward(dq, t.q_y, net.rope, net.eps, flag),
-        "k": b.rotate_backward(dk, t.k_y, net.rope, net.eps, flag),
-        "v": dv,
-    }
-    parts = tuple(Part(d, w[part[p]], sums[part[p]]) for p, d in d_parts.items())
-    dx = b.linear_backward(t.rows, parts, slices, flag)
+def _attention_output(net: Network, layer: int, t: AttentionTrace, flag: Any) -> Any:
+    return net.backend.project_add(t.out_rows, net.weight(f"blocks.{layer:03d}.o", flag), t.x_TD)
+
+
+def _attention_backward(net: Network, layer: int, traces: list[Any], dy: Any, sums: dict[str, Any], flag: Any) -> Any:
+    """dX of the layer's attention; takes its trace off the list, and lets go of each part after its last use."""
+    x, r, rows, q_y, k_y, q, k, v, attended, out_rows = traces.pop()
+    b, name, slices = net.backend, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
+    d_out = b.linear_backward(out_rows, (_part(net, f"{name}.o", dy, sums, flag),), slices, flag)
+    del out_rows
+    dq, dk, dv = b.attention_backward(q, k, v, attended, d_out, net.attention_shape(layer), flag)
+    del q, k, v, attended, d_out
+    dq = b.rotate_backward(dq, q_y, net.rope, net.eps, flag)
+    dk = b.rotate_backward(dk, k_y, net.rope, net.eps, flag)
+    del q_y, k_y
+    parts = tuple(_part(net, f"{name}.{p}", d, sums, flag) for p, d in (("q", dq), ("k", dk), ("v", dv)))
+    dx = b.linear_backward(rows, parts, slices, flag)
     gain = f"{name}.attn_norm"
-    return b.norm_backward(dx, t.x_TD, t.r_T, net.gain(gain), dy, sums[gain], flag)
+    return b.norm_backward(dx, x, r, net.gain(gain), dy, sums[gain], flag)
 
 
-def _feed_forward(net: Network, layer: int, x: Any, flag: Any) -> tuple[Any, FeedForwardTrace]:
-    b, w, name = net.backend, net.weights, f"blocks.{layer:03d}"
+def _part(net: Network, name: str, dy: Any, sums: dict[str, Any], flag: Any) -> Part:
+    return Part(dy, net.weight(name, flag), sums[name])
+
+
+def _feed_forward(net: Network, layer: int, x: Any, flag: Any) -> FeedForwardTrace:
+    b, name = net.backend, f"blocks.{layer:03d}"
     rows, r = b.norm_rows(x, net.gain(f"{name}.mlp_norm"), net.eps, 1, flag)
-    gate_up = b.project(rows, w[f"{name}.gate_up"])
-    hidden = b.swiglu_rows(gate_up, net.spec.numerics.down_slices, flag)
-    return b.project_add(hidden, w[f"{name}.down"], x), FeedForwardTrace(x, r, rows, gate_up, hidden)
+    gate_up = b.project(rows, net.weight(f"{name}.gate_up", flag))
+    return FeedForwardTrace(x, r, rows, gate_up, b.swiglu_rows(gate_up, net.spec.numerics.down_slices, flag))
+
+
+def _feed_forward_output(net: Network, layer: int, t: FeedForwardTrace, flag: Any) -> Any:
+    return net.backend.project_add(t.hidden, net.weight(f"blocks.{layer:03d}.down", flag), t.x_TD)
 
 
 def _feed_forward_backward(
-    net: Network, layer: int, t: FeedForwardTrace, dy: Any, sums: dict[str, Any], flag: Any
+    net: Network, layer: int, traces: list[Any], dy: Any, sums: dict[str, Any], flag: Any
 ) -> Any:
-    b, w, name, slices = net.backend, net.weights, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
-    down, gate_up, gain = f"{name}.down", f"{name}.gate_up", f"{name}.mlp_norm"
-    dh = b.linear_backward(t.hidden, (Part(dy, w[down], sums[down]),), slices, flag)
-    d_gate_up = b.swiglu_backward(dh, t.gate_up)
-    dx = b.linear_backward(t.rows, (Part(d_gate_up, w[gate_up], sums[gate_up]),), slices, flag)
-    return b.norm_backward(dx, t.x_TD, t.r_T, net.gain(gain), dy, sums[gain], flag)
+    """dX of the layer's feed-forward; takes its trace off the list, and lets go of each part after its last use."""
+    x, r, rows, gate_up, hidden = traces.pop()
+    b, name, slices = net.backend, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
+    dh = b.linear_backward(hidden, (_part(net, f"{name}.down", dy, sums, flag),), slices, flag)
+    del hidden
+    d_gate_up = _swiglu_backward(net, dh, gate_up)
+    del dh, gate_up
+    dx = b.linear_backward(rows, (_part(net, f"{name}.gate_up", d_gate_up, sums, flag),), slices, flag)
+    gain = f"{name}.mlp_norm"
+    return b.norm_backward(dx, x, r, net.gain(gain), dy, sums[gain], flag)
+
+
+def _swiglu_backward(net: Network, dh: Any, gate_up: Any) -> Any:
+    """The gradient of gate and up. Where a unit has several windows it takes their place, window by window."""
+    size = net.spec.model.seq_len
+    if len(gate_up) == size:
+        return net.backend.swiglu_backward(dh, gate_up)
+    for start in range(0, len(gate_up), size):
+        window = slice(start, start + size)
+        gate_up[window] = net.backend.swiglu_backward(dh[window], gate_up[window])
+    return gate_up

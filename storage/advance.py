@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from model import schedule
+from model.memory import KEEP_ALL, MemoryPlan
 from storage import engine
 from storage.beside import StepDigests
 from storage.engine import State, StepRecord
@@ -25,7 +26,14 @@ class Advanced:
     record: StepRecord
 
 
-def advance(run: Run, backend: ModuleType, state: State, diagnose: bool = False, take: Take | None = None) -> Advanced:
+def advance(
+    run: Run,
+    backend: ModuleType,
+    state: State,
+    diagnose: bool = False,
+    take: Take | None = None,
+    memory: MemoryPlan = KEEP_ALL,
+) -> Advanced:
     """Do the step that `state` stands before; `state` becomes the state after it. Compares and writes nothing.
 
     The windows are verified as they are read.
@@ -34,7 +42,7 @@ def advance(run: Run, backend: ModuleType, state: State, diagnose: bool = False,
     plan = schedule.plan(run.spec, number)
     windows = run.stream.windows(plan.first_window, plan.windows)
     batch = run.stream.batch_digest(plan.first_window, plan.windows)
-    record = engine.step(run.spec, backend, state, windows, diagnose=diagnose, take=take)
+    record = engine.step(run.spec, backend, state, windows, diagnose=diagnose, take=take, memory=memory)
     entry = Entry(
         step=record.step,
         tokens=record.tokens,

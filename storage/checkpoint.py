@@ -20,13 +20,16 @@ import numpy as np
 from kernels import canonical
 from kernels.digest import leaf_rows, leaves, root, tensor_digest
 from model.spec import ModelSpec
-from model.state import State
+from model.state import State, zeros
 from storage.errors import CheckpointFault, Divergence, MissingObject
 from storage.ledger import Ledger
+from storage.memory import Allocate
+from storage.objects import Data
 from storage.records import Count, Digest, Record
 from storage.store import Store, create_same, object_digest
 
 PART_BYTES = 1 << 30
+PIECE_BYTES = 64 << 20  # of a part, written and read at a time; whole float32 values
 MAX_MANIFEST = 4 << 20
 LEAF = 32  # bytes of a leaf digest
 _KEY = re.compile(r"checkpoints/(\d{8})\.json")
@@ -103,12 +106,15 @@ def save(store: Store, ledger: Ledger, state: State) -> Manifest:
     return manifest
 
 
-def load(store: Store, ledger: Ledger, step: int) -> State:
-    """State `step`, every byte verified against the ledger. CheckpointFault names tensor, leaf and rows."""
+def load(store: Store, ledger: Ledger, step: int, moments: Allocate = zeros) -> State:
+    """State `step`, every byte verified against the ledger. CheckpointFault names tensor, leaf and rows.
+
+    moments: gives the arrays of m and v their place. Beyond the state itself little memory is taken.
+    """
     manifest = load_manifest(store, ledger, step)
     shapes = state_shapes(ledger.header.run_spec().model)
     try:
-        tensors = dict(_tensors(store, manifest, shapes))
+        tensors = dict(_tensors(store, manifest, shapes, moments))
     except MissingObject as error:
         raise _fault(step, f"checkpoint {step} is not complete: {error.message}") from None
     try:
@@ -126,11 +132,13 @@ def check(store: Store, ledger: Ledger, step: int) -> None:
         pass
 
 
-def _tensors(store: Store, manifest: Manifest, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
+def _tensors(
+    store: Store, manifest: Manifest, shapes: Shapes, moments: Allocate = zeros
+) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor by name, verified, one at a time."""
     known, step = _load_leaves(store, manifest, shapes), manifest.step
     for part in manifest.parts:
-        for name, array in _decode(store, part, shapes, step):
+        for name, array in _decode(store, part, shapes, step, moments):
             _check_leaves(name, array, known[name], f"checkpoint {step}, {object_key(part.digest)}", step)
             yield name, array
 
@@ -187,12 +195,16 @@ def _header(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _encode(names: list[str], tensors: Mapping[str, np.ndarray]) -> bytes:
-    shapes = {name: tuple(tensors[name].shape) for name in names}
-    return b"".join([_header(names, shapes), *(tensors[name].astype("<f4", copy=False).tobytes() for name in names)])
+def _encode(names: list[str], tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
+    """A part in pieces: views of the tensors' own memory behind a header."""
+    pieces: list[bytes | memoryview] = [_header(names, {name: tuple(tensors[name].shape) for name in names})]
+    for name in names:
+        data = memoryview(np.ascontiguousarray(tensors[name], "<f4").reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        pieces += [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+    return pieces
 
 
-def _decode(store: Store, part: Part, shapes: Shapes, step: int) -> Iterator[tuple[str, np.ndarray]]:
+def _decode(store: Store, part: Part, shapes: Shapes, step: int, moments: Allocate) -> Iterator[tuple[str, np.ndarray]]:
     """The part's tensors as arrays of their own; size and header are checked before."""
     key, header = object_key(part.digest), _header(part.tensors, shapes)
     sizes = [4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors]
@@ -203,8 +215,11 @@ def _decode(store: Store, part: Part, shapes: Shapes, step: int) -> Iterator[tup
         raise _fault(step, f"checkpoint {step}: {key}: the header is not that of its tensors", _remove(step, key))
     start = len(header)
     for name, size in zip(part.tensors, sizes):
-        data = store.read_range(key, start, size)
-        yield name, np.frombuffer(data, "<f4").reshape(shapes[name]).astype(np.float32)
+        array = (zeros if name.startswith("weights/") else moments)(shapes[name])
+        for at in range(0, size, PIECE_BYTES):
+            data = store.read_range(key, start + at, min(PIECE_BYTES, size - at))
+            array.reshape(-1)[at // 4 : (at + len(data)) // 4] = np.frombuffer(data, "<f4")
+        yield name, array
         start += size
 
 
@@ -246,7 +261,7 @@ def _check_leaves(name: str, array: np.ndarray, known: bytes, where: str, step: 
     )
 
 
-def _put(store: Store, data: bytes) -> str:
+def _put(store: Store, data: Data) -> str:
     """Write a content-addressed object; its digest."""
     digest = object_digest(data)
     create_same(store, object_key(digest), data)

@@ -14,6 +14,7 @@ import numpy as np
 
 from kernels import canonical
 from model import host
+from model.memory import MemoryPlan
 from storage import engine
 from storage.beside import MAX_DIGESTS, digests_key
 from storage.engine import State, StepRecord
@@ -81,7 +82,7 @@ def load_probe(store: Store, ledger: Ledger, step: int) -> Probe:
     return probe
 
 
-def save_probe(run: Run, backend: ModuleType, state: State) -> Probe:
+def save_probe(run: Run, backend: ModuleType, state: State, memory: MemoryPlan) -> Probe:
     """The held-out losses of this state, evaluated unless they are there already."""
     try:
         return load_probe(run.store, run.ledger, state.step)
@@ -90,20 +91,20 @@ def save_probe(run: Run, backend: ModuleType, state: State) -> Probe:
             step=state.step,
             state=run.ledger.state_root(state.step),
             held_out_root=run.stream.manifest.held_out_root,
-            sources=_losses(run, backend, state),
+            sources=_losses(run, backend, state, memory),
         )
         create_same(run.store, probe_key(state.step), probe.canonical())
         return probe
 
 
-def _losses(run: Run, backend: ModuleType, state: State) -> dict[str, SourceLoss]:
+def _losses(run: Run, backend: ModuleType, state: State, memory: MemoryPlan) -> dict[str, SourceLoss]:
     windows, start = run.stream.held_out(), 0
     losses = {}
     for source in run.stream.manifest.mix.sources:
         part = windows[start : start + source.held_out.windows]
         start += len(part)
         if len(part):
-            bits = engine.evaluate(run.spec, backend, state, part)
+            bits = engine.evaluate(run.spec, backend, state, part, memory)
             losses[source.name] = SourceLoss(loss=bits, windows=len(part))
     return losses
 

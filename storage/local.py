@@ -13,7 +13,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.errors import InputFault, MissingObject, StorageError
-from storage.objects import MAX_OBJECT, SEGMENT, Keys, check_key, check_limit, check_range, missing, verified
+from storage.objects import (
+    MAX_OBJECT,
+    SEGMENT,
+    Data,
+    Keys,
+    check_key,
+    check_limit,
+    check_range,
+    missing,
+    pieces,
+    verified,
+)
 
 _WRITE_CHUNK = 64 << 20
 _TEMPORARY = ".tmp-"
@@ -31,7 +42,7 @@ class LocalStore:
         """Where the object lies; for messages and for tools that read files. Not checked for links."""
         return self.root.joinpath(*check_key(key))
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Data) -> bool:
         with self._errors(key), self._folder(key, make=True) as (folder, name):
             if _exists(folder, name):
                 os.fsync(folder)  # whoever created it may not have got this far
@@ -151,7 +162,7 @@ def _open_folder(parent: int, name: str, make: bool) -> int:
     return os.open(name, flags, dir_fd=parent)
 
 
-def _link_new(folder: int, name: str, data: bytes) -> bool:
+def _link_new(folder: int, name: str, data: Data) -> bool:
     """Write a temporary file, make it durable, link it to `name` unless that exists, make the link durable."""
     temporary, file = _new_temporary(folder)
     try:
@@ -191,10 +202,11 @@ def _sweep(folder: int) -> None:
                     os.close(file)
 
 
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view[:_WRITE_CHUNK]) :]
+def _write_all(file: int, data: Data) -> None:
+    for piece in pieces(data):
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(file, view[:_WRITE_CHUNK]) :]
 
 
 def _read_exactly(file: int, start: int, length: int, uri: str, key: str) -> bytes:

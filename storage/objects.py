@@ -5,8 +5,9 @@ dot, so that a temporary file (`.tmp-…`) can never be an object.
 """
 
 import re
+from collections.abc import Sequence
 
-from kernels.digest import digest as blake3_digest
+from kernels.digest import digest_of
 from storage.errors import InputFault, MissingObject, UsageError
 
 MAX_OBJECT = 4 << 30  # bytes; a store from a stranger must not be able to exhaust memory
@@ -14,11 +15,17 @@ MAX_KEY = 512
 SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 
 Keys = list[str]  # named, because a store has a method `list`
+Data = bytes | Sequence[bytes | memoryview]  # an object's bytes, or pieces of them in order, which are never joined
 
 
-def object_digest(data: bytes) -> str:
+def pieces(data: Data) -> Sequence[bytes | memoryview]:
+    """The pieces of an object that is to be written."""
+    return [data] if isinstance(data, bytes) else data
+
+
+def object_digest(data: Data) -> str:
     """The digest under which an object's bytes are named anywhere in a run."""
-    return blake3_digest(data, "object")
+    return digest_of(pieces(data), "object")
 
 
 def check_key(key: str) -> Keys:

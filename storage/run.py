@@ -19,6 +19,7 @@ from model.state import root
 from storage import engine, provenance
 from storage.errors import LedgerFault, Refused, UsageError, VerbatimError
 from storage.ledger import HEADER_KEY, Header, Ledger, create_header
+from storage.memory import plan_for
 from storage.store import Store
 from storage.stream import Stream
 
@@ -46,7 +47,7 @@ def create_run(
     """Write the header of a new run, or open the run that is there if spec, mix and trainer are the same.
 
     trainer: public key, 64 hex digits. Draws the initial weights once, to name their root. Raises Refused where the
-    store holds another run, or this software does not implement the spec's arithmetic.
+    store holds another run, this software does not implement the spec's arithmetic, or memory is too small.
     """
     engine.check_arithmetic(spec)
     _check_stream(spec, stream, UsageError)
@@ -54,6 +55,7 @@ def create_run(
         run = open_run(store, stream)
         _check_same_run(run, spec, trainer)
     else:
+        plan_for(spec, "training")
         header = Header(
             spec=spec.canonical(),
             mix_root=stream.manifest.root,

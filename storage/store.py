@@ -1,6 +1,6 @@
 """The store: immutable objects under relative keys, each written once by `create`.
 
-    create(key, data) -> True | False    False: the key exists already; nothing was changed
+    create(key, data) -> True | False    False: the key exists already; nothing was changed. data: bytes, or pieces
     read(key, digest)                    the whole object, verified when a digest is given
     read_range(key, start, length)       a piece of it
     list(prefix), size(key)              what is there
@@ -17,7 +17,18 @@ from urllib.parse import unquote, urlparse
 
 from storage.errors import InputFault, UsageError
 from storage.local import LocalStore
-from storage.objects import MAX_OBJECT, Keys, check_key, check_limit, check_range, missing, object_digest, verified
+from storage.objects import (
+    MAX_OBJECT,
+    Data,
+    Keys,
+    check_key,
+    check_limit,
+    check_range,
+    missing,
+    object_digest,
+    pieces,
+    verified,
+)
 
 __all__ = ["LocalStore", "MemoryStore", "Store", "create_same", "object_digest", "open_store"]
 
@@ -29,7 +40,7 @@ class Store(Protocol):
     def uri(self) -> str:
         """The address that `open_store` takes."""
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Data) -> bool:
         """Write `data` under `key` durably; True if this call created it, False if the key exists already."""
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
@@ -65,11 +76,11 @@ def open_store(uri: str) -> Store:
     return LocalStore(Path(uri))
 
 
-def create_same(store: Store, key: str, data: bytes) -> bool:
+def create_same(store: Store, key: str, data: Data) -> bool:
     """`create`, where an existing object with the same bytes is fine (False); InputFault if it has others."""
     if store.create(key, data):
         return True
-    if store.size(key) != len(data) or store.read(key) != data:
+    if not _holds(store, key, data):
         raise InputFault(
             f"{store.uri}: {key} exists with other content: digest {object_digest(store.read(key))}, "
             f"expected {object_digest(data)}",
@@ -77,6 +88,18 @@ def create_same(store: Store, key: str, data: bytes) -> bool:
             next_step="choose an empty folder, or find out who wrote it; nothing was overwritten",
         )
     return False
+
+
+def _holds(store: Store, key: str, data: Data) -> bool:
+    """Whether the object is these bytes; compared piece by piece."""
+    start = 0
+    if store.size(key) != sum(len(piece) for piece in pieces(data)):
+        return False
+    for piece in pieces(data):
+        if store.read_range(key, start, len(piece)) != piece:
+            return False
+        start += len(piece)
+    return True
 
 
 class MemoryStore:
@@ -90,12 +113,12 @@ class MemoryStore:
         with self._lock:
             self._objects = self._all.setdefault(name, {})
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Data) -> bool:
         check_key(key)
         with self._lock:
             if key in self._objects:
                 return False
-            self._objects[key] = bytes(data)
+            self._objects[key] = b"".join(pieces(data))
             return True
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from kernels import canonical
+from model.memory import MemoryPlan
 from model.state import root
 from storage import checkpoint, engine, figures, segment
 from storage.advance import Advanced, advance
 from storage.beside import differing_tensors, save_digests
 from storage.engine import State
 from storage.errors import Divergence, Halted, StorageError, UsageError
+from storage.memory import moments, plan_for
 from storage.provenance import provenance
 from storage.run import Run
 from storage.segment import Outcome
@@ -71,18 +73,20 @@ def train_segment(
     """Train until step `until` (the end of the run if None), or until `should_stop()` is true between two steps.
 
     Whole checkpoints are made at every checkpoint_every steps, at the end of the segment and when stopped. Raises
-    Divergence if a repeated step differs from the ledger, Halted where the spike protocol halts, CheckpointFault if
-    the newest checkpoint is damaged, StorageError; whatever it raises, what is in the store is whole.
+    Refused if this machine's memory is too small, Divergence if a repeated step differs from the ledger, Halted where
+    the spike protocol halts, CheckpointFault if the newest checkpoint is damaged, StorageError; whatever it raises,
+    what is in the store is whole.
     """
     end = run.steps if until is None else min(until, run.steps)
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
     engine.check_arithmetic(run.spec)
+    memory = plan_for(run.spec, "training")
     backend = engine.load_backend(backend_name)
-    began, state = time.monotonic(), resume(run, backend)
+    began, state = time.monotonic(), resume(run, backend, memory)
     first = state.step
     record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, provenance(backend_name))
-    work = _Segment(run, backend, state, end, checkpoint_every, diagnostics_every, report)
+    work = _Segment(run, backend, state, end, checkpoint_every, diagnostics_every, report, memory)
     try:
         outcome = work.train(should_stop)
     except BaseException as error:
@@ -96,13 +100,13 @@ def train_segment(
     return SegmentResult(record.segment, first, work.done, tuple(work.validated), outcome, run.ledger.head, seconds)
 
 
-def resume(run: Run, backend: ModuleType) -> State:
+def resume(run: Run, backend: ModuleType, memory: MemoryPlan) -> State:
     """The state of the newest whole checkpoint, or state 0 from the seed; verified against the ledger either way."""
-    made = checkpoint.steps(run.store)
+    made, place = checkpoint.steps(run.store), moments(run.spec, memory, run.store)
     run.ledger.catch_up()  # a twin may train the same run: the entries up to every checkpoint listed are there by now
     if made:
-        return checkpoint.load(run.store, run.ledger, made[-1])
-    state = engine.initial_state(run.spec, backend)
+        return checkpoint.load(run.store, run.ledger, made[-1], place)
+    state = engine.initial_state(run.spec, backend, place)
     found, recorded = root(state)[0], run.ledger.header.initial_root
     if found != recorded:
         raise Divergence(
@@ -144,9 +148,11 @@ class _Segment:
         checkpoint_every: int,
         diagnostics_every: int,
         report: Report,
+        memory: MemoryPlan,
     ) -> None:
         self.run, self.backend, self.state, self.end = run, backend, state, end
         self.checkpoint_every, self.diagnostics_every, self.report = checkpoint_every, diagnostics_every, report
+        self.memory = memory
         self.zero_watch = figures.ZeroWatch(run)
         self.done = state.step
         self.validated: list[int] = []
@@ -156,7 +162,9 @@ class _Segment:
         """Run to the end or until asked to stop; leaves a checkpoint there."""
         first = saved = self.state.step
         if first in checkpoint.steps(self.run.store):
-            figures.save_probe(self.run, self.backend, self.state)  # the segment before may have died just short of it
+            figures.save_probe(
+                self.run, self.backend, self.state, self.memory
+            )  # the segment before may have died just short of it
         else:
             self._checkpoint()
         while self.state.step < self.end and not should_stop():
@@ -172,7 +180,9 @@ class _Segment:
 
     def _step(self, first: int) -> None:
         began, number = time.monotonic(), self.state.step
-        done = advance(self.run, self.backend, self.state, diagnose=number % self.diagnostics_every == 0)
+        done = advance(
+            self.run, self.backend, self.state, diagnose=number % self.diagnostics_every == 0, memory=self.memory
+        )
         new = self._record(done)
         save_digests(self.run.store, done.digests)
         figures.save_diagnostics(self.run, done.record)
@@ -208,7 +218,7 @@ class _Segment:
 
     def _checkpoint(self) -> None:
         checkpoint.save(self.run.store, self.run.ledger, self.state)
-        figures.save_probe(self.run, self.backend, self.state)
+        figures.save_probe(self.run, self.backend, self.state, self.memory)
 
     def _report(self, done: Advanced, first: int, new: bool) -> None:
         pace = self.seconds / (self.done - first)

@@ -6,7 +6,6 @@ Only the published store is read. What is found becomes a Verdict; other errors 
 No no-match leaves here that a fresh process did not find too (confirm.py).
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from storage.beside import differing_tensors
 from storage.engine import State
 from storage.errors import Divergence, InputFault, MachineFault, Refused
 from storage.ledger import HEADER_KEY, Entry, differing_fields
+from storage.memory import moments, plan_for
 from storage.provenance import provenance
 from storage.publish import load_release
 from storage.run import Run, open_release
@@ -145,20 +145,20 @@ def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw |
 
 def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
     """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
-    backend = engine.load_backend(backend_name)
+    memory, backend = plan_for(run.spec, "step"), engine.load_backend(backend_name)
     made = [k for k in checkpoint.steps(run.store) if k <= step]
     if not made:
         raise Refused(f"no checkpoint at or before step {step} was published")
     first = made[-1]
     report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
-    state, began = checkpoint.load(run.store, run.ledger, first), time.monotonic()
+    state, began = checkpoint.load(run.store, run.ledger, first, moments(run.spec, memory, run.store)), time.monotonic()
     gradient: dict[str, np.ndarray] = {}
     while True:
         done = state.step - first
         left = (time.monotonic() - began) / done * (step + 1 - state.step) if done else None
         report(AuditProgress("replay", state.step, done, step + 1 - first, left))
         gradient.clear()
-        last = advance(run, backend, state, take=gradient.update)
+        last = advance(run, backend, state, take=gradient.update, memory=memory)
         if state.step > step or last.entry != run.ledger[last.entry.step]:
             return _Replay(first, last, state, gradient)
 
@@ -202,7 +202,7 @@ def _proof(
 
 
 def _audit_initial(run: Run, backend_name: str, key: Key | None) -> Verdict:
-    _check_memory(run)
+    plan_for(run.spec, "initial")
     began, backend = now(), engine.load_backend(backend_name)
     state = engine.initial_state(run.spec, backend)
     found, digests = root(state)
@@ -240,17 +240,6 @@ def _initial_body(run: Run, found: str, backend: str, key: Key, began: str, stat
         proof=_proof(run, key.public, INITIAL, None, {}, state),
         auditor=key.public,
     )
-
-
-def _check_memory(run: Run) -> None:
-    """Refused where not even the state fits into this machine; a spec can name any size in a few bytes."""
-    size = 4 * 3 * run.spec.model.parameter_count()  # weights and two moments
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise Refused(
-            f"a state of this run holds {size / 1e9:,.0f} GB, this machine's memory {memory / 1e9:,.0f} GB",
-            next_step="audit on a machine with more memory",
-        )
 
 
 def _differing_initial(run: Run, digests: dict[str, str]) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ def test_audits_of_the_initial_state_and_of_a_drawn_step_match(folder: Path, tmp
     said = result("verify", published, initial["certificate"], drawn["certificate"])
     assert [line["says"].split(",")[0] for line in said] == ["initial match", f"step {step} match"]
     assert len(result("verify", published)) == 2
+    assert [piece["fits"] for piece in result("doctor", "--run", published)] == [True] * 4
 
 
 def test_a_changed_certificate_is_an_input_fault(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tests.flows.conftest import verbatim
+from tests.flows.conftest import result, verbatim
 
 COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "doctor")
 
@@ -29,6 +29,7 @@ def test_help_has_an_example(name: str) -> None:
         (("audit", "somewhere", "--initial", "--draw", "2026-11-29"), "the initial state is not drawn"),
         (("verify", "//[x"), "'//[x' is no address"),
         (("doctor", "--backend", "gpu"), "no backend is called 'gpu'"),
+        (("doctor", "--recipe", "demo", "--run", "somewhere"), "either --recipe NAME or --run ADDRESS"),
         (("frobnicate",), "frobnicate"),
     ],
 )
@@ -43,6 +44,16 @@ def test_a_missing_beacon_names_what_to_write(tmp_path: Path) -> None:
 
 def test_doctor_passes_here() -> None:
     assert "every conformance vector equal" in verbatim("doctor", "--backend", "reference").stdout
+
+
+def test_doctor_says_beforehand_what_a_recipe_takes_of_memory() -> None:
+    found = {piece["piece"]: piece for piece in result("doctor", "--recipe", "open_1b")}
+    assert list(found) == ["unit", "step", "training", "initial"]
+    for piece in found.values():
+        assert piece["takes"] == sum(piece["by_purpose"].values())
+        assert piece["by_purpose"]["weights"] == 4 * 1_607_569_408
+        assert piece["fits"] == (piece["takes"] <= piece["available"])
+    assert "the gradient of one unit: fits: " in verbatim("doctor", "--recipe", "demo").stdout
 
 
 def test_a_name_that_is_not_utf_8_is_refused_and_escaped(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ import numpy as np
 from kernels import canonical, digest
 from model import schedule, spike
 from model.spec import ModelSpec, Phase, RunSpec, ScheduleSpec, SpikeSpec
-from model.state import State, root
+from model.state import State, root, zeros
 from model.step import StepRecord, clip_factor
 from storage import engine
 from storage.audit import again, confirm
 from storage.audit.keys import Key, load_or_create_key
 from storage.corpus.prepare import prepare
 from storage.corpus.spec import LocalFile, MixSpec, Rows, SourceSpec, TrainTokenizer
+from storage.memory import Allocate
 from storage.run import Run, create_run
 from storage.store import Store
 from storage.stream import Stream
@@ -105,8 +106,8 @@ def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> It
         mock.patch.multiple(
             engine,
             step=do_step,
-            initial_state=lambda spec, backend: _initial(spec),
-            evaluate=lambda spec, backend, state, windows: canonical.bits(
+            initial_state=lambda spec, backend, moments=zeros: _initial(spec, moments),
+            evaluate=lambda spec, backend, state, windows, memory: canonical.bits(
                 np.float32(windows.astype(np.int64).sum() % 97)
             ),
             load_backend=lambda name: engine,
@@ -116,13 +117,13 @@ def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> It
         yield
 
 
-def _initial(spec: RunSpec) -> State:
+def _initial(spec: RunSpec, moments: Allocate) -> State:
     shapes = spec.model.shapes()
     weights = {
         name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + np.float32(spec.seed + number)
         for number, (name, shape) in enumerate(shapes.items())
     }
-    return State(weights, *({name: np.zeros(shape, np.float32) for name, shape in shapes.items()} for _ in range(2)))
+    return State(weights, *({name: moments(shape) for name, shape in shapes.items()} for _ in range(2)))
 
 
 def _step(
@@ -133,6 +134,7 @@ def _step(
     flawed: bool,
     diagnose: bool = False,
     take: Any = None,
+    memory: Any = None,
 ) -> StepRecord:
     plan, number = schedule.plan(spec, state.step), int(windows.astype(np.int64).sum())
     sums = {name: np.full(weight.shape, number + i, np.int64) for i, (name, weight) in enumerate(state.weights.items())}

@@ -96,7 +96,7 @@ def test_a_state_that_cannot_fit_is_refused_before_it_is_allocated(made: Small, 
     release = Release(body=body, signature=made.key.sign(body.canonical(), PURPOSE))
     target.create(RELEASE_KEY, release.canonical())
     verdict = audit_initial(target, "cpu", auditor)
-    assert verdict.outcome is Outcome.REFUSED and "GB, this machine's memory" in verdict.detail
+    assert verdict.outcome is Outcome.REFUSED and "GB by the leanest plan, this machine offers" in verdict.detail
 
 
 def test_no_match_names_fields_and_tensors(made: Small, auditor: Key) -> None:

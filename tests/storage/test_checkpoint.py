@@ -16,7 +16,10 @@ from kernels.digest import leaf_rows
 from storage import checkpoint
 from storage.errors import CheckpointFault, Divergence, InputFault, LedgerFault, VerbatimError
 from storage.ledger import part_key
+from tests.storage import small
 from tests.storage.conftest import Small, flip
+
+PIECES = 1 + len(checkpoint.state_shapes(small.spec().model))  # of a part: its header, and each tensor
 
 
 def manifest(made: Small, step: int) -> checkpoint.Manifest:
@@ -177,22 +180,23 @@ def test_damaged_newest_checkpoint_stops_training_and_says_how_to_go_on(made: Sm
     assert checkpoint.steps(made.store) == [0, 5, 10, 12]
 
 
-@pytest.mark.parametrize("writes", [0, 1, 2, 3])
+@pytest.mark.parametrize("writes", [0, PIECES // 2, PIECES, PIECES + 1, PIECES + 2])
 def test_killed_while_saving(begun: Small, writes: int) -> None:
-    """Kill at each object of a checkpoint, half of it written (3: the first of the next); what is whole goes on."""
+    """Kill in each object of a checkpoint, half of a piece written; the last begins the next. What is whole goes on."""
+    whole = writes == PIECES + 2
     begun.train(until=4)
     child = os.fork()
     if child == 0:
         _die_while_saving(begun, writes)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
-    assert checkpoint.steps(begun.store) == ([0, 4, 5] if writes == 3 else [0, 4])
+    assert checkpoint.steps(begun.store) == ([0, 4, 5] if whole else [0, 4])
     result = begun.train()
-    assert result.validated == ((5, 6, 7, 8, 9) if writes == 3 else (4,)) and result.outcome == "finished"
+    assert result.validated == ((5, 6, 7, 8, 9) if whole else (4,)) and result.outcome == "finished"
 
 
 def _die_while_saving(begun: Small, writes: int) -> None:
-    """Let `writes` objects of the next checkpoint be written whole (part, leaves, manifest), then die in the next."""
+    """Let `writes` pieces of the next checkpoint be written (its part's, the leaves, the manifest), then die in one."""
     real, left = os.write, writes
 
     def write(file: int, data: Any) -> int:

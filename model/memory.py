@@ -1,0 +1,198 @@
+"""The memory plan: what a piece of work keeps, what it makes again, and how many bytes that takes, before it starts.
+
+    kept         float32 weights and int64 sums always; int8 codes of all weights, or none
+    recomputed   nothing: each layer's trace is kept. n: only the residual stream that enters every n-th layer is; in
+                 the backward those n layers' streams are made again, then, from the last to the first, one trace
+    mapped       the moments lie in files that the system reads and writes as they are needed
+
+No plan changes a bit: what is recomputed goes through the same functions. The byte counts are of the `cpu` backend:
+upper bounds of its arrays and working space, and a measured constant for the program itself.
+"""
+
+import ctypes
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from model.spec import ModelSpec, RunSpec
+
+Piece = Literal["unit", "step", "training", "initial"]
+PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its gradients alone
+Needs = dict[str, int]  # purpose → bytes
+PURPOSES = ("weights", "moments", "sums", "codes", "activations", "working space", "program")
+
+# Interpreter, PyTorch, Numba and compiled kernels take 0.4 GB; the C library keeps some of what one layer frees.
+PROGRAM = 512 << 20
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # glibc alone has it
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """recompute: 0 keeps every layer's trace; n keeps the residual stream entering each n-th layer.
+
+    hold_codes: the int8 codes of all weights are held for the step; else each is made when it is used and dropped.
+    map_moments: the optimizer's moments lie in memory-mapped files.
+    """
+
+    recompute: int = 0
+    hold_codes: bool = True
+    map_moments: bool = False
+
+    @property
+    def lean(self) -> bool:
+        """Whether freed arrays are given back to the system, layer by layer: worth it only where memory is short."""
+        return self.recompute > 0 or not self.hold_codes
+
+    def slowdown(self) -> float:
+        """Rough time of a step relative to keeping everything: a backward costs two forwards. For ordering plans."""
+        again = self.recompute and 2 - 1 / self.recompute
+        return 1 + again / 3 + (not self.hold_codes) * 0.03 + self.map_moments * 0.05
+
+    def __str__(self) -> str:
+        kept = f"the stream entering every {self.recompute}. layer" if self.recompute > 1 else "each layer's input"
+        return ", ".join(
+            (
+                f"keeps {kept if self.recompute else 'every activation'}",
+                "all weights' codes held" if self.hold_codes else "weights' codes made when used",
+                "moments in files" if self.map_moments else "moments in memory",
+            )
+        )
+
+
+KEEP_ALL = MemoryPlan()
+
+
+def give_back() -> None:
+    """Let the C library return what was freed: of arrays below 32 MB it otherwise keeps all that it ever held."""
+    if _trim is not None:
+        _trim(0)
+
+
+def choose(spec: RunSpec, piece: Piece, available: int) -> MemoryPlan | None:
+    """The fastest plan with which the piece fits into `available` bytes; None where none does."""
+    fitting = (plan for plan in plans(spec.model) if total(needs(spec, plan, piece)) <= available)
+    return min(fitting, key=MemoryPlan.slowdown, default=None)
+
+
+def leanest(spec: RunSpec, piece: Piece) -> MemoryPlan:
+    """The plan that takes the least memory."""
+    return min(plans(spec.model), key=lambda plan: total(needs(spec, plan, piece)))
+
+
+def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
+    """Every plan worth considering: the streams kept, of every n-th layer and of n, are fewest near n = √layers."""
+    for recompute in range(2 + math.isqrt(model.layers)):
+        for hold_codes in (True, False):
+            for map_moments in (False, True):
+                yield MemoryPlan(recompute, hold_codes, map_moments)
+
+
+def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
+    """Purpose → bytes of memory at the piece's peak. Their total() must be there; mapped moments are not in it."""
+    count = _sizes(spec.model).parameters
+    always = {"weights": 4 * count, "program": PROGRAM}
+    if piece in ("step", "training") and not plan.map_moments:
+        always["moments"] = 8 * count
+    if piece != "initial":
+        always["codes"] = _sizes(spec.model).codes if plan.hold_codes else 0
+        peak: Needs = max(_stages(spec, plan, piece), key=total)
+        always |= peak
+    return {purpose: always[purpose] for purpose in PURPOSES if always.get(purpose)}
+
+
+def total(needs: Needs) -> int:
+    """Bytes for all purposes together."""
+    return sum(needs.values())
+
+
+def on_disk(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> int:
+    """Bytes of the files that the moments are mapped from."""
+    return 8 * _sizes(spec.model).parameters * (plan.map_moments and piece in ("step", "training"))
+
+
+def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
+    """Sums, activations and working space where each may be largest.
+
+    Sums that no unit has reached yet are zeros that the system has not made real: in a first unit the embedding's come
+    when the layers' activations are gone, if a plan gives them back.
+    """
+    m, tokens = spec.model, spec.numerics.unit_windows * spec.model.seq_len
+    windows = spec.numerics.unit_windows if piece == "unit" else max(phase.windows for phase in spec.schedule.phases)
+    stream, every = 2 * tokens * m.d_model, plan.recompute
+    if every:
+        streams = -(-m.layers // every)
+        kept, last, first = (count * stream for count in (streams, streams + every - 2, every - 1))
+    else:
+        kept = last = m.layers * sum(_trace(spec, tokens))
+        first = kept // m.layers
+    table, whole = 8 * m.vocab * m.d_model, 8 * _sizes(m).parameters
+    layer, buffers = _layer(spec, plan, tokens), _buffers(m, spec.numerics.gradient_slices, tokens)
+    first_unit = windows == spec.numerics.unit_windows
+    rest = (whole - 2 * table) // m.layers
+
+    def stage(sums: int, activations: int, working: int) -> Needs:
+        batch = 16 * windows * (m.seq_len + 1)
+        return {"sums": sums if first_unit else whole, "activations": activations, "working space": working + batch}
+
+    yield stage(table, kept, _head(m, plan, tokens))
+    yield stage(table + rest, last, layer)
+    yield stage(whole - table, first if plan.lean else kept, layer)
+    yield stage(whole, 0 if plan.lean else kept, 4 * stream + buffers)
+    if piece == "training":
+        yield stage(whole, 0, 5 * _sizes(m).largest)  # its squares, and which of its gradients are zero
+
+
+class _Sizes(NamedTuple):
+    """Sums over a model's parameters: how many, bytes of the codes of those that are quantised, the largest tensor."""
+
+    parameters: int
+    codes: int
+    largest: int
+
+
+@lru_cache
+def _sizes(model: ModelSpec) -> _Sizes:
+    shapes = model.shapes()
+    codes = sum(s[0] * s[1] + 4 * s[0] for name, s in shapes.items() if len(s) == 2 and name != "embed")
+    return _Sizes(model.parameter_count(), codes, max(math.prod(shape) for shape in shapes.values()))
+
+
+def _trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
+    """Bytes of one layer's traces: attention's and the feed-forward's."""
+    m = spec.model
+    queries, keys = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    scales = 4 * (4 + 3 * m.heads + 2 * m.kv_heads)
+    attention = 3 * m.d_model + 6 * queries + 4 * keys + scales
+    return tokens * attention, tokens * (3 * m.d_model + 4 * m.ffn + spec.numerics.down_slices * m.ffn + 12)
+
+
+def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
+    """The peak of one layer's backward, beyond what is kept; its own traces are in it where they are made again."""
+    m, (attention, feed_forward) = spec.model, _trace(spec, tokens)
+    queries, keys, d, f = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ffn
+    inner = tokens * 2 * f + 4 * m.seq_len * f  # dH; the gradient of gate and up takes their place window by window
+    outer = tokens * (6 * queries + 6 * keys + 4 * queries + 12 * m.heads)  # dO, its codes, dQ, dK, dV in float32
+    peak = max(attention + feed_forward + inner, attention + outer)
+    if not plan.recompute:
+        peak -= attention + feed_forward
+    return peak + 4 * tokens * d + _buffers(m, spec.numerics.gradient_slices, tokens) + 2 * f * d
+
+
+def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:
+    """Buffers that live from product to product: codes, int32 totals, chunks of tokens, blocks of scores and logits."""
+    queries, group = m.heads * m.head_dim, m.heads // m.kv_heads
+    widest = max(2 * m.ffn, queries, m.d_model)
+    chunk = 512 * max(1024, widest) * (8 + 6 * slices)
+    scores = m.seq_len * (16 * 128 * group + 6 * 384 + 20 * group * m.head_dim)
+    logits = max(128 * m.vocab, 1 << 22)
+    head = 9 * logits + 2 * max(logits, 1024 * tokens) + 8 * 1024 * m.d_model
+    return slices * widest * (tokens + 4 * m.d_model) + chunk + scores + head
+
+
+def _head(m: ModelSpec, plan: MemoryPlan, tokens: int) -> int:
+    """The head's peak: final rows and gradients, its codes unless held, and buffers."""
+    codes = 0 if plan.hold_codes else m.vocab * m.d_model
+    return tokens * (8 * m.d_model + 64) + codes + _buffers(m, 1, tokens)

@@ -1,0 +1,98 @@
+"""Memory plans: none changes a bit, each takes what it says, and the fastest that fits is chosen."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kernels
+from kernels import canonical
+from kernels.reference.philox import words
+from model import diagnostics, memory
+from model.memory import KEEP_ALL, MemoryPlan
+from model.spec import NumericsSpec, RunSpec
+from model.state import initial_state
+from model.step import StepRecord, evaluate, step
+from model.transformer import _swiglu_backward, network
+from tests.model import peak, tiny
+from tests.model.recipes import run_spec
+
+BACKENDS = (*kernels.BACKENDS, "generic:cpu")
+GB = 10**9
+
+
+def one_step(run: RunSpec, name: str, plan: MemoryPlan) -> tuple[StepRecord, str | None]:
+    """A step under a plan, everything that it reports, and the held-out loss of the state after it."""
+    backend = kernels.backend(name)
+    state = initial_state(run, backend)
+    record = step(run, backend, state, tiny.windows(run, 0, 2), diagnose=True, memory=plan)
+    return record, evaluate(run, backend, state, tiny.windows(run, 100, 1), plan)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_no_plan_changes_a_bit(name: str) -> None:
+    numerics = NumericsSpec(weight_scale="lsq", down_slices=2, unit_windows=2)
+    run = tiny.spec(numerics=numerics, peak_lr="0.1")
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_tokens": 0})})
+    expected = one_step(run, name, KEEP_ALL)
+    assert expected[0].gradient is not None and expected[0].diagnostics is not None
+    assert canonical.from_bits(expected[0].lr) > 0.09  # codes made after the update would show in the diagnostics
+    backend = kernels.backend(name)
+    before = diagnostics.codes(network(run, backend, initial_state(run, backend).weights, backend.new_flag()))
+    assert all(codes.items() <= expected[0].diagnostics[name].items() for name, codes in before.items())
+    for plan in memory.plans(run.model):
+        if not plan.map_moments:
+            assert one_step(run, name, plan) == expected, plan
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_gradient_of_gate_and_up_window_by_window_is_the_whole_one(name: str) -> None:
+    run, backend = tiny.spec(), kernels.backend(name)
+    net = network(run, backend, initial_state(run, backend).weights, backend.new_flag())
+    drawn = words(1, "gate and up", 0, 3 * 128 * 3 * 80).astype(np.float32) * np.float32(2.0**-31) - np.float32(1)
+    values = (drawn.view(np.uint32) >> 16).astype(np.uint16).reshape(3 * 128, 3 * 80)
+    dh, gate_up = (backend.to_device(values[:, part].copy()) for part in (slice(0, 80), slice(80, None)))
+    whole = np.array(backend.to_host(backend.swiglu_backward(dh, gate_up)))
+    assert np.array_equal(backend.to_host(_swiglu_backward(net, dh, gate_up)), whole) and len(np.unique(whole)) > 1000
+
+
+def test_the_fastest_plan_that_fits() -> None:
+    run = run_spec("open_1b")
+    order = [memory.choose(run, "step", available * GB) for available in (60, 44, 40, 25, 24, 23, 16)]
+    assert order[0] == KEEP_ALL and order[-1] is None
+    slower = [plan.slowdown() for plan in order if plan is not None]
+    assert slower == sorted(set(slower))  # each takes less than the one before, and is slower
+
+
+@pytest.mark.parametrize("piece", memory.PIECES)
+def test_a_plan_needs_less_the_less_it_keeps(piece: memory.Piece) -> None:
+    run = run_spec("open_1b")
+
+    def total(plan: MemoryPlan) -> int:
+        return memory.total(memory.needs(run, plan, piece))
+
+    least = memory.leanest(run, piece)
+    assert total(least) <= total(replace(least, hold_codes=True)) and total(least) <= total(KEEP_ALL)
+    assert memory.choose(run, piece, total(least)) is not None
+    assert memory.choose(run, piece, total(least) - 1) is None
+    assert memory.on_disk(run, least, piece) == (8 * run.model.parameter_count() if least.map_moments else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak since a time")
+@pytest.mark.parametrize(
+    ("piece", "plan"),
+    [("unit", KEEP_ALL), ("unit", MemoryPlan(2, hold_codes=False)), ("step", MemoryPlan(1, hold_codes=False))],
+)
+def test_a_piece_takes_no_more_than_was_said_and_not_much_less(piece: memory.Piece, plan: MemoryPlan) -> None:
+    said = memory.total(memory.needs(peak.spec(), plan, piece))
+    asked = [piece, str(plan.recompute), "hold" if plan.hold_codes else "no"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.peak", *asked], capture_output=True, text=True, check=True
+    )
+    took = json.loads(done.stdout)
+    assert took <= said <= took / 0.75, f"said {said / 1e6:,.0f} MB, took {took / 1e6:,.0f} MB"
