@@ -29,11 +29,14 @@ INTEGER_DTYPES = {"np.int64", "np.int32", "torch.int64", "torch.int32"}
 # (file, function, what): why the order of the additions cannot matter there.
 SITES = {
     ("kernels/reference/products.py", "integer_product", "@"): "int8 codes in float64: every partial sum is below 2^53",
-    ("kernels/cpu/products.py", "_float32", "np.matmul"): "slices of 1,024 codes: every partial sum is below 2^24",
+    ("kernels/cpu/products.py", "_float32", "torch.mm"): "slices of 1,024 codes: every partial sum is below 2^24",
     ("kernels/cpu/products.py", "exact", "@"): "the probe's own truth, in float64 below 2^53",
     ("kernels/generic/products.py", "_float32", "@"): "codes in slices of 1,024 terms: every partial sum is below 2^24",
     ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
     ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
+    ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
+    ("model/memory.py", "_stages", "sum"): "the same",
+    ("model/memory.py", "_sizes", "sum"): "the same",
 }
 
 

@@ -30,10 +30,11 @@ CONTRACTED = re.compile(r"^\s*(v?fn?m(?:add|sub)\w*|fml[as]|fmadd|fnmadd)\s", re
 
 
 def kernels(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """The parallel kernels that a module defines, by name."""
+    """The kernels of a module that Python calls, by name; what only they call is inside them."""
     for name, value in vars(module).items():
-        if hasattr(value, "py_func") and value.__module__ == module.__name__ and value.targetoptions.get("parallel"):
-            yield f"{module.__name__}.{name}", value
+        if hasattr(value, "py_func") and value.__module__ == module.__name__:
+            if not value.targetoptions.get("no_cpython_wrapper"):
+                yield f"{module.__name__}.{name}", value
 
 
 def problems(dispatcher: Any) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,15 +30,20 @@ class FloatSum(AssertionError):
 
 
 @contextmanager
-def forbidden() -> Iterator[None]:
-    """Within the block, in this thread, any sum of floats over an index raises FloatSum."""
-    before = sys.getprofile()
+def forbidden() -> Iterator[Counter[str]]:
+    """Within the block any sum of floats over an index raises FloatSum; yields how many exact products there were.
+
+    Only this thread is seen, so the CPU backend's blocks, which workers would take, run in it.
+    """
+    before, threads = sys.getprofile(), numba.get_num_threads()
+    numba.set_num_threads(1)
     sys.setprofile(_on_event)
     try:
-        with _Torch():
-            yield
+        with _Torch() as guard:
+            yield guard.products
     finally:
         sys.setprofile(before)
+        numba.set_num_threads(threads)
 
 
 def _on_event(frame: FrameType, event: str, called: Any) -> None:
@@ -65,11 +72,17 @@ def _float_reduction(frame: FrameType) -> bool:
 
 
 class _Torch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: Counter[str] = Counter()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         floats = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
-        if name in TORCH_SUMS and floats and not (name == "mm" and _exact_product(*args[:2])):
-            raise FloatSum(f"torch {name} on {floats[0].dtype}")
+        if name in TORCH_SUMS and floats:
+            if name != "mm" or not _exact_product(*args[:2]):
+                raise FloatSum(f"torch {name} on {floats[0].dtype}{tuple(floats[0].shape)}")
+            self.products[name] += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -33,6 +33,10 @@ def test_kernel(name: str) -> None:
     assert compiled.problems(KERNELS[name]) == []
 
 
+def test_kernels_of_one_thread_and_of_many_are_looked_at() -> None:
+    assert {"kernels.cpu.linear.add_gradient", "kernels.cpu.layers._norm_rows"} <= KERNELS.keys()
+
+
 def total(x):
     result = F32(0)
     for i in range(x.size):

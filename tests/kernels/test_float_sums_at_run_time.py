@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernels
+from kernels.cpu import products
 from model.state import initial_state
 from model.step import evaluate, step
 from tests.kernels import float_guard
@@ -27,6 +28,21 @@ def test_a_step_sums_no_floats(name: str) -> None:
         record = step(run, backend, state, tiny.windows(run, 2, 2), diagnose=True)
         assert record.loss is not None
         assert evaluate(run, backend, state, tiny.windows(run, 4, 1)) is not None
+
+
+def test_a_product_in_a_block_of_the_cpu_backend_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers take the blocks otherwise, where nothing watches."""
+
+    def inexact(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        out[...] = torch.mm(torch.from_numpy(a) * 0.5, torch.from_numpy(b.copy()) * 0.5).numpy()
+
+    b = kernels.backend("cpu")
+    x = b.quantise_rows(np.full((1000, 8), 0x3F80, np.uint16), 1, b.new_flag())
+    w = b.quantise_weight(np.ones((4, 8), np.float32), "max", b.new_flag())
+    monkeypatch.setattr(products, "_method", inexact)
+    b.project(x, w)
+    with float_guard.forbidden(), pytest.raises(float_guard.FloatSum):
+        b.project(x, w)
 
 
 @pytest.mark.parametrize(
