@@ -2,7 +2,7 @@
 
     python -m tests.conformance.row BACKEND THREADS FLUSH     prints one JSON line
 
-The instruction set is limited from outside, by the variables that oneDNN, OpenBLAS and Numba read when they start.
+The instruction set is limited from outside, by the variables that oneDNN, MKL, torch and Numba read when they start.
 """
 
 import json

@@ -31,7 +31,8 @@ class Row:
     backend: str = "cpu"
     needs: str = ""
     isa: str = ""  # oneDNN
-    core: str = ""  # OpenBLAS
+    mkl: str = ""  # MKL, torch's BLAS, which obeys on Intel's processors alone
+    aten: str = ""  # torch's own loops
     cpu: str = ""  # LLVM, for Numba
     threads: int = 2
     flush: bool = False
@@ -45,7 +46,8 @@ class Row:
 
     def environment(self) -> dict[str, str]:
         """This process's, with the row's limits."""
-        limits = {"ONEDNN_MAX_CPU_ISA": self.isa, "OPENBLAS_CORETYPE": self.core, "NUMBA_CPU_NAME": self.cpu}
+        limits = {"ONEDNN_MAX_CPU_ISA": self.isa, "MKL_ENABLE_INSTRUCTIONS": self.mkl}
+        limits |= {"ATEN_CPU_CAPABILITY": self.aten, "NUMBA_CPU_NAME": self.cpu}
         if self.cpu:
             limits["NUMBA_CPU_FEATURES"] = "+sse2"  # the named processor's own, not those that this one adds
         threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

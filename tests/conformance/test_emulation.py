@@ -25,7 +25,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_wheels_are_hashed_and_those_of_the_constraints_but_torch() -> None:
-    constraints = dict(line.split("==") for line in Path("constraints.txt").read_text().split() if "==" in line)
+    wanted = (emulation.PROJECT / "constraints.txt").read_text().split()
+    constraints = dict(line.split("==") for line in wanted if "==" in line)
     constraints = {name.replace("-", "_").lower(): version for name, version in constraints.items()}
     lines = [line for line in emulation.WHEELS.read_text().splitlines() if not line.startswith("#")]
     pins = {match[1]: match[2] for line in lines if (match := PIN.fullmatch(line))}
