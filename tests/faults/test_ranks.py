@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 import kernels
-from kernels.cpu import products
+from kernels.cpu import pool, products
 from model import schedule
 from model.spec import RunSpec
 from model.state import State, initial_state, root
@@ -91,6 +92,16 @@ def groups(tmp_path: Path) -> Iterator[list[Any]]:
     dist.destroy_process_group()
 
 
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks run in this thread, so that its scratch arrays are all that there are."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    monkeypatch.setattr(pool, "_workers", None)  # who asks for them all the same fails
+    yield
+    numba.set_num_threads(before)
+
+
 def history(groups: list[Any]) -> None:
     """What a long life leaves behind: groups that came and went, freed memory full of NaN, used scratch arrays."""
     for group in groups:
@@ -107,7 +118,7 @@ def history(groups: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", (*kernels.BACKENDS, "generic:cpu"))
-def test_the_process_s_past_changes_no_bit(name: str, groups: list[Any]) -> None:
+def test_the_process_s_past_changes_no_bit(name: str, groups: list[Any], one_thread: None) -> None:
     """Results depended on what had been allocated before, and differed between identical hosts."""
     before = whole_step.digests(whole_step.record(name))
     history(groups)
@@ -115,7 +126,7 @@ def test_the_process_s_past_changes_no_bit(name: str, groups: list[Any]) -> None
 
 
 @pytest.mark.parametrize("name", (*kernels.BACKENDS, "generic:cpu"))
-def test_nothing_is_read_before_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_before_it_is_written(name: str, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same cause, made certain: every array that is taken uninitialised is full of garbage."""
     before = whole_step.digests(whole_step.record(name))
     empty, empty_like, taken = np.empty, np.empty_like, []
