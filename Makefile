@@ -1,4 +1,5 @@
-# Everything sets itself up: the first target that needs it makes .venv. Nothing is compiled, nothing installed system-wide.
+# Everything sets itself up: the first target that needs it makes .venv. Nothing is compiled, nothing installed system-wide;
+# but `make arm64`, started by root, installs QEMU and debootstrap where they are missing, and else says how to.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # These change speed, not bits: torch's and Numba's thread pools must not spin against each other.

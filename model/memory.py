@@ -182,7 +182,7 @@ def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
 
 
 def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:
-    """Buffers that live from product to product: codes, int32 totals, chunks of tokens, blocks of scores and logits."""
+    """Buffers that live from product to product: codes, int32 products, chunks, blocks of scores and of logits."""
     queries, group = m.heads * m.head_dim, m.heads // m.kv_heads
     widest = max(2 * m.ffn, queries, m.d_model)
     chunk = 512 * max(1024, widest) * (8 + 6 * slices)

@@ -162,9 +162,8 @@ class _Segment:
         """Run to the end or until asked to stop; leaves a checkpoint there."""
         first = saved = self.state.step
         if first in checkpoint.steps(self.run.store):
-            figures.save_probe(
-                self.run, self.backend, self.state, self.memory
-            )  # the segment before may have died just short of it
+            # The segment before may have died just short of it.
+            figures.save_probe(self.run, self.backend, self.state, self.memory)
         else:
             self._checkpoint()
         while self.state.step < self.end and not should_stop():
