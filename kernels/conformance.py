@@ -2,7 +2,8 @@
 
 The reference wrote them (`python -m kernels.conformance` writes them anew after a change of contract); every backend
 must reproduce them, also on an auditor's own machine before the first audit. Cases cover each operation at length 128,
-at odd sizes, with one and two slices, over scales from 2⁻¹²⁰ to 2⁶⁰, and with values that are not finite.
+at odd sizes, with one and two slices, over scales from 2⁻¹²⁰ to 2⁶⁰, and with values that are not finite; attention
+also at its full length, sums also at their limits.
 """
 
 import json

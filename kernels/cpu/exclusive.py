@@ -1,4 +1,7 @@
-"""One thread at a time: Numba's portable threading layer ends the process when two start parallel kernels at once."""
+"""One caller at a time: Numba's portable threading layer ends the process when two start parallel kernels at once.
+
+What pool.py's workers do is inside such a call, and starts none.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The output head: logits, cross-entropy with z-loss, and their gradients, with no array of tokens × vocabulary.
 
-By chunks of tokens: losses, and the gradient of the input. Then by blocks of the vocabulary: the gradient of the
-weight, for which the block's logits are made again: recomputed floats are the same bits. What joins across chunks is
-integer: losses, and maxima of columns on bits.
+By chunks of tokens, all threads on each: losses, and the gradient of the input. Then by blocks of the vocabulary, one
+thread each: the gradient of the weight, for which the block's logits are made again: recomputed floats are the same
+bits. What joins across chunks is integer: losses, and maxima of columns on bits.
 """
 
 from __future__ import annotations

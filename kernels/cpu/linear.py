@@ -44,7 +44,7 @@ CHANNELS = 128  # rows of a weight in a block
 
 
 def chunks(tokens: int, size: int) -> list[slice]:
-    """Consecutive spans of at most `size` tokens."""
+    """Consecutive spans of at most `size` tokens; of channels or rows of the vocabulary, where those are cut."""
     return [slice(first, min(first + size, tokens)) for first in range(0, tokens, size)]
 
 

@@ -1,7 +1,8 @@
 """Blocks of work that need nothing of each other, one thread each: no thread waits for another before all is done.
 
 Inside a worker a product runs on that thread alone and kernels are compiled without a loop over threads. It is how
-attention, made of many small products, uses many cores. What a block writes is its own, so no order shows in a bit.
+attention, the linears and the head's weight gradient, made of many small products, use many cores. What a block writes
+is its own, so no order shows in a bit; the flag alone is shared, and every writer writes 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exact int8 products in int32, by the fastest method that proves exact on this machine.
 
 oneDNN (through torch) uses the processor's int8 instructions, but without VNNI it saturates: it is used only where a
-start-up probe finds it exact. Elsewhere float32 BLAS over slices of at most 1,024 terms, whose partial sums stay within
-2²⁴ and so are exact in any order.
+start-up probe finds it exact. Elsewhere torch's float32 products over slices of at most 1,024 terms, whose partial sums
+stay within 2²⁴ and so are exact in any order.
 """
 
 from __future__ import annotations
