@@ -26,6 +26,7 @@ PURPOSES = ("weights", "moments", "sums", "codes", "activations", "working space
 
 # Interpreter, PyTorch, Numba and compiled kernels take 0.4 GB; the C library keeps some of what one layer frees.
 PROGRAM = 512 << 20
+THREADS = os.cpu_count() or 1  # each has buffers of its own
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # glibc alone has it
 
 
@@ -182,14 +183,14 @@ def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
 
 
 def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:
-    """Buffers that live from product to product: codes, int32 products, chunks, blocks of scores and of logits."""
-    queries, group = m.heads * m.head_dim, m.heads // m.kv_heads
-    widest = max(2 * m.ffn, queries, m.d_model)
-    chunk = 512 * max(1024, widest) * (8 + 6 * slices)
-    scores = m.seq_len * (16 * 128 * group + 6 * 384 + 20 * group * m.head_dim)
-    logits = max(128 * m.vocab, 1 << 22)
-    head = 9 * logits + 2 * max(logits, 1024 * tokens) + 8 * 1024 * m.d_model
-    return slices * widest * (tokens + 4 * m.d_model) + chunk + scores + head
+    """Buffers that live from product to product: of the head's chunks, and of each thread for its blocks."""
+    queries, group, d = m.heads * m.head_dim, m.heads // m.kv_heads, m.d_model
+    widest = max(2 * m.ffn, queries, d)
+    scores = 16 * max(1 << 19, 32 * group * m.seq_len) + 16 * 768 * m.head_dim
+    chunk = 256 * widest * (12 + 4 * slices)
+    channels = slices * 128 * (tokens + 4 * widest)
+    block = 2 * 512 * tokens + 8 * 512 * (512 + d)
+    return THREADS * (scores + chunk + channels + block) + 13 * max(128 * m.vocab, 1 << 22)
 
 
 def _head(m: ModelSpec, plan: MemoryPlan, tokens: int) -> int:

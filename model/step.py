@@ -1,6 +1,6 @@
 """The step function. Training, restart validation, audit and every rank of a cluster call this one.
 
-    windows ─▶ unit gradients, summed as integers ─▶ norm ─▶ spike protocol ─▶ AdamW (or not) ─▶ next state, record
+windows ─▶ unit gradients, summed as integers ─▶ norm ─▶ spike protocol ─▶ AdamW (or not) ─▶ next state, record
 """
 
 from collections.abc import Callable

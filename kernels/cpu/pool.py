@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,9 @@ def spread(work: Callable[..., None], items: Sequence[tuple[Any, ...]]) -> None:
         for item in items:
             work(*item)
         return
-    for future in [_workers(threads, os.getpid()).submit(work, *item) for item in items]:
+    futures = [_workers(threads, os.getpid()).submit(work, *item) for item in items]
+    wait(futures)  # all of them, also where one raised: the others write into what the caller owns
+    for future in futures:
         future.result()
 
 
