@@ -16,7 +16,8 @@ from storage.audit.draw import make_draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import audit_initial, audit_step
 from storage.audit.verdict import AuditProgress, Outcome, Verdict
-from storage.beside import digests_key, load_digests
+from storage.beside import StepDigests, digests_key, load_digests
+from storage.errors import InputFault
 from storage.ledger import HEADER_KEY, Entry, part_key, trajectory_root
 from storage.publish import PURPOSE, RELEASE_KEY, Release, ReleaseBody, publish
 from storage.run import Run
@@ -157,6 +158,14 @@ def test_a_forger_cannot_drown_a_no_match_in_names(made: Small, auditor: Key, na
     verdict = audit_step(store, 6, "cpu", auditor)
     assert (verdict.exit_code, verdict.fields, verdict.tensors) == (10, ("state",), ()), verdict.detail[:1000]
     assert verdict.certificate and len(Finding.of(verdict).canonical()) < 1000
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_record_nested_too_deep_is_an_input_fault(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    data = f'{{"gradient":{{}},"kind":"digests","scalars":{{"a":{nested}}},"step":1,"tensors":{{}}}}'
+    with pytest.raises(InputFault, match="somewhere: "):
+        StepDigests.parse(data.encode(), "somewhere")
 
 
 @pytest.mark.parametrize(
