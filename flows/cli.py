@@ -251,9 +251,10 @@ def _line(text: str) -> None:
 
 def _absolute(path: str) -> str:
     """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
-    if any("\ud800" <= letter <= "\udfff" for letter in path):  # how Python shows bytes that are not UTF-8
-        raise UsageError(f"the name {path} is not UTF-8", next_step="rename the folder or file")
-    return path if not path or "://" in path else str(Path(path).absolute())
+    absolute = path if not path or "://" in path else str(Path(path).absolute())
+    if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
+        raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
+    return absolute
 
 
 def _recipe(name: str) -> str:

@@ -19,7 +19,10 @@ __all__ = ["BACKENDS", "CONTRACT", "backend", "vectors_digest"]
 def backend(name: str) -> ModuleType:
     """The backend module of that name; raises ValueError for an unknown one."""
     if name.startswith(CHECKED):
-        checked: ModuleType = importlib.import_module("kernels.checked").Checked(backend(name.removeprefix(CHECKED)))
+        inner = name.removeprefix(CHECKED)
+        if inner.startswith(CHECKED):
+            raise ValueError(f"backend {name[:80]!r}: {CHECKED} stands once, before a backend's name")
+        checked: ModuleType = importlib.import_module("kernels.checked").Checked(backend(inner))
         return checked
     if name.startswith(GENERIC):
         return importlib.import_module("kernels.generic").on(name.removeprefix(GENERIC))

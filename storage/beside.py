@@ -70,5 +70,6 @@ def differing_tensors(store: Store, entry: Entry, found: StepDigests) -> tuple[s
     return gradient + _differing(recorded.tensors, found.tensors) + scalars
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name))
+def _differing(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of ours alone: who forged the entry could have recorded any others, of any number and length."""
+    return tuple(name for name in sorted(found) if recorded.get(name) != found[name])

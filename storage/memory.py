@@ -4,6 +4,7 @@ import errno
 import math
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,9 @@ Allocate = Callable[[tuple[int, ...]], np.ndarray]  # shape → float32 zeros
 def machine_memory(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: the machine's, or less where a control group limits it."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(root / "proc/self/cgroup").split("\n"):
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):  # version 1
             base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
@@ -158,18 +161,20 @@ def _reserve(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
-def _in_memory(folder: Path) -> bool:
+def _in_memory(folder: Path, mounts: Path = Path("/proc/mounts")) -> bool:
     """Whether the file system of a folder lives in memory, as far as the system says."""
     longest, kind = -1, ""
-    for line in _text(Path("/proc/mounts")).splitlines():
+    for line in _text(mounts).split("\n")[:-1]:
         _, place, found, *_ = line.split(" ")
+        place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place)  # a space is \040 there
         if folder.resolve().is_relative_to(place) and len(place) >= longest:
             longest, kind = len(place), found
     return kind in IN_MEMORY
 
 
 def _text(path: Path) -> str:
+    """A file of the system's, "" if there is none; the names in it need not be UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return os.fsdecode(path.read_bytes())
     except OSError:
         return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any
 
@@ -19,16 +19,24 @@ import torch
 
 
 def spread(work: Callable[..., None], items: Sequence[tuple[Any, ...]]) -> None:
-    """Call work(*item) for every item, on as many threads as Numba may use. Raises what a call raised."""
+    """Call work(*item) for every item, on as many threads as Numba may use. Raises what a call raised.
+
+    Whatever is raised, an interruption too, no block still writes once the caller goes on.
+    """
     threads = numba.get_num_threads()
     if threads == 1 or len(items) == 1:
         for item in items:
             work(*item)
         return
-    futures = [_workers(threads, os.getpid()).submit(work, *item) for item in items]
-    wait(futures)  # all of them, also where one raised: the others write into what the caller owns
-    for future in futures:
-        future.result()
+    futures: list[Future[None]] = []
+    try:
+        futures.extend(_workers(threads, os.getpid()).submit(work, *item) for item in items)
+        for future in futures:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
 
 
 @lru_cache(maxsize=1)

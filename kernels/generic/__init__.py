@@ -37,7 +37,7 @@ def on(name: str) -> ModuleType:
     """The backend of a torch device, like "cpu", "mps", "xpu" or "cuda:1"; ValueError where this machine lacks it."""
     try:
         device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"torch {torch.__version__} has no device {name!r} on this machine: {reason}") from None
     module = ModuleType(f"kernels.generic.{name}", __doc__)

@@ -73,9 +73,10 @@ def confirmed(store: Store, verdict: Verdict, backend: str, report: Report) -> V
 
 def _check_same(used: Finding, fresh: Finding) -> None:
     if used != fresh:
+        again, first = (finding.detail.partition("\n")[0] for finding in (fresh, used))
         raise MachineFault(
             f"{used.piece} came out differently when it was repeated in a fresh process on this machine: "
-            f"{fresh.verdict}: {fresh.detail.splitlines()[0]}; at first: {used.detail.splitlines()[0]}",
+            f"{fresh.verdict}: {again}; at first: {first}",
             cause=CAUSE,
             next_step=NEXT,
         )

@@ -139,6 +139,7 @@ LINE = json.dumps(FINDING, sort_keys=True, separators=(",", ":"))
         (f"echo '{LINE}'; echo '{LINE}'", "said what is no finding"),
         (f"echo ' {LINE}'", "said what is no finding"),
         (f"echo '{LINE.replace('step 7', 'step 7 ')}'", "came out differently"),
+        (f"""echo '{LINE.replace('"detail":"x"', '"detail":""')}'""", "came out differently"),
         ("""echo '{"kind":"stage"}'""", "said what is no finding"),
         ("head -c 2000000 /dev/zero; sleep 100", "said what is no finding"),
     ],

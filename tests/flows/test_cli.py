@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flows import cli
 from flows.cli import app
+from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
 COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "doctor")
@@ -60,3 +62,12 @@ def test_a_name_that_is_not_utf_8_is_refused_and_escaped(tmp_path: Path) -> None
     strange = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m"))
     said = verbatim("prepare", strange / "recipe.yaml", expect=2).stderr
     assert r"/\udcff\x1b[31m/recipe.yaml is not UTF-8" in said
+
+
+def test_a_folder_below_one_that_is_not_utf_8_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address has no way to say it, so an audit's repetition would look elsewhere."""
+    strange = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    strange.mkdir()
+    monkeypatch.chdir(strange)
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        cli._absolute("run")

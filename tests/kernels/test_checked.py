@@ -34,6 +34,8 @@ def test_every_function_of_a_backend_is_checked() -> None:
     assert kernels.backend("checked:generic:cpu").describe()["backend"] == "checked:generic:cpu"
     with pytest.raises(ValueError, match="no backend is called 'nothing'"):
         kernels.backend("checked:nothing")
+    with pytest.raises(ValueError, match="checked: stands once"):
+        kernels.backend("checked:checked:reference")
 
 
 def altered(**functions: Callable[..., Any]) -> ModuleType:

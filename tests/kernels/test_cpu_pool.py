@@ -55,6 +55,28 @@ def test_an_error_in_a_block_is_raised() -> None:
         spread(work, [(index,) for index in range(6)])
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_nothing_is_written_after_an_error_was_raised(error: type[BaseException]) -> None:
+    """Blocks that ran on would add to sums that the caller may already use for something else."""
+    begun, release, done = threading.Event(), threading.Event(), []
+
+    def work(index: int) -> None:
+        if index == 0:
+            begun.wait(20)
+            threading.Timer(0.1, release.set).start()
+            raise error("block 0")
+        begun.set()
+        release.wait(20)
+        done.append(index)
+
+    if numba.get_num_threads() > 1:
+        with pytest.raises(error, match="block 0"):
+            spread(work, [(index,) for index in range(6)])
+        after = list(done)
+        spread(lambda index: None, [(index,) for index in range(6)])  # and the pool is as good as new
+        assert done == after
+
+
 def test_a_fork_has_a_pool_of_its_own() -> None:
     spread(lambda index: None, [(0,), (1,)])
     child = os.fork()

@@ -248,7 +248,7 @@ def test_no_float64_and_no_sum_of_floats(b: ModuleType) -> None:
                 case(b)
 
 
-@pytest.mark.parametrize("device", ["nowhere", "mps", ""])
+@pytest.mark.parametrize("device", ["nowhere", "mps", "hpu", ""])
 def test_a_device_that_is_not_here_is_refused(device: str) -> None:
     if device == "mps" and torch.backends.mps.is_available():
         pytest.skip("this machine has it")

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.digest import root
 from storage import checkpoint, engine
 from storage.advance import advance
 from storage.audit.certificate import Certificate, replay_proof, verify
+from storage.audit.confirm import Finding
 from storage.audit.draw import make_draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import audit_initial, audit_step
 from storage.audit.verdict import AuditProgress, Outcome, Verdict
-from storage.beside import digests_key
+from storage.beside import StepDigests, digests_key, load_digests
+from storage.errors import InputFault
 from storage.ledger import HEADER_KEY, Entry, part_key, trajectory_root
 from storage.publish import PURPOSE, RELEASE_KEY, Release, ReleaseBody, publish
 from storage.run import Run
@@ -143,6 +146,26 @@ def republished(made: Small, change: dict[str, Any], at: int) -> LocalStore:
     target = LocalStore(made.folder / "again")
     publish(made.store, made.mix, target, made.key)
     return target
+
+
+@pytest.mark.parametrize("names", [["x" * 5000], [f"{number:0100}" for number in range(20_000)]])
+def test_a_forger_cannot_drown_a_no_match_in_names(made: Small, auditor: Key, names: list[str]) -> None:
+    """Digests are proven by the entry alone, so who forges the entry may name there what he likes."""
+    honest = load_digests(made.store, made.run().ledger[6])
+    forged = honest.model_copy(update={"tensors": honest.tensors | dict.fromkeys(names, "0" * 64)})
+    made.store.path(digests_key(6)).write_bytes(forged.canonical())
+    store = republished(made, {"state": root(forged.tensors, forged.scalars)}, at=6)
+    verdict = audit_step(store, 6, "cpu", auditor)
+    assert (verdict.exit_code, verdict.fields, verdict.tensors) == (10, ("state",), ()), verdict.detail[:1000]
+    assert verdict.certificate and len(Finding.of(verdict).canonical()) < 1000
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_record_nested_too_deep_is_an_input_fault(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    data = f'{{"gradient":{{}},"kind":"digests","scalars":{{"a":{nested}}},"step":1,"tensors":{{}}}}'
+    with pytest.raises(InputFault, match="somewhere: "):
+        StepDigests.parse(data.encode(), "somewhere")
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,22 @@ def test_limit_of_a_control_group(tmp_path: Path, group: str, file: str) -> None
     assert machine.machine_memory(tmp_path) == 123_456_789
 
 
+@pytest.mark.parametrize("limit", ["", "max", "-1", "no number"])
+@pytest.mark.parametrize("group", ["", "0:", "no group", "0::/a"])
+def test_what_says_nothing_is_no_limit(tmp_path: Path, group: str, limit: str) -> None:
+    write(tmp_path, "proc/self/cgroup", group + "\n")
+    write(tmp_path, "sys/fs/cgroup/a/memory.max", limit)
+    assert machine.machine_memory(tmp_path) == machine.machine_memory(tmp_path / "nothing")
+
+
+def test_a_control_group_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    group = os.fsdecode(b"caf\xe9")
+    write(tmp_path, "proc/self/cgroup", "")
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/caf\xe9\n")
+    write(tmp_path, f"sys/fs/cgroup/{group}/memory.max", "123456789\n")
+    assert machine.machine_memory(tmp_path) == 123_456_789
+
+
 def test_too_little_memory_is_refused_with_both_numbers(begun: Small) -> None:
     need = memory.total(memory.needs(small.spec(), memory.leanest(small.spec(), "training"), "training"))
     for room, fits in ((need, True), (need - 1, False)):
@@ -138,3 +154,9 @@ def test_never_in_a_file_system_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 def test_what_lives_in_memory() -> None:
     assert machine._in_memory(Path("/dev/shm")) and not machine._in_memory(Path("/proc/self"))
+
+
+def test_mounts_with_any_name(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_bytes(b"/dev/sda / ext4 rw 0 0\ntmpfs /a\\040b tmpfs rw 0 0\n/dev/sdb /caf\xe9\x0c ext4 rw 0 0\n")
+    assert [machine._in_memory(Path(folder), mounts) for folder in ("/a b/c", "/a", "/")] == [True, False, False]
