@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import numba
@@ -85,19 +84,3 @@ def test_a_fork_has_a_pool_of_its_own() -> None:
         spread(lambda index: done.append(index), [(0,), (1,)])
         os._exit(len(done))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-
-
-def test_nothing_runs_on_after_an_error() -> None:
-    done = []
-
-    def work(index: int) -> None:
-        if index == 0:
-            raise MemoryError("block 0")
-        time.sleep(0.05)
-        done.append(index)
-
-    with pytest.raises(MemoryError, match="block 0"):
-        spread(work, [(index,) for index in range(6)])
-    before = len(done)
-    time.sleep(0.2)
-    assert len(done) == before
