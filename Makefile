@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test conformance arm64 bench-cpu unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow conformance arm64 bench-cpu unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +27,11 @@ demo: .venv/installed ## raw text to audited steps, on this computer (about 5 mi
 demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: the same roots, under 25 minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
-test: lint ## style, types and all tests (under 15 minutes)
-	$(BIN)/python -m pytest
+test: lint ## style, types and all tests but the slow ones (under 15 minutes)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit (about 10 minutes)
+	$(BIN)/python -m pytest -m slow
 
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance

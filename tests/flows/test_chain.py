@@ -10,8 +10,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from storage.account import account
 from storage.ledger import part_key
 from storage.store import open_store
@@ -19,7 +17,6 @@ from tests.flows import tiny
 from tests.flows.conftest import ROOT, command, result, segment_processes, verbatim
 from tests.tasks.test_process import gone
 
-pytestmark = pytest.mark.slow
 REFERENCE = ("--backend", "reference")
 
 
