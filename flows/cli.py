@@ -208,7 +208,7 @@ def doctor(
     """Check this installation and this machine.
 
     Packages, versions, and every conformance vector; or, before starting, what a unit, a step and training take of
-    memory, and by which plan this machine would do them.
+    memory on the cpu backend, and by which plan this machine would do them.
 
     \b
     Examples: verbatim doctor
@@ -217,6 +217,10 @@ def doctor(
     from flows import checks
 
     if recipe or run:
+        if backend != "cpu":
+            raise UsageError(
+                f"memory is counted for the cpu backend, not for {backend}", next_step="leave --backend out"
+            )
         _show_memory(checks.memory(_recipe(recipe), _absolute(run)), as_json)
         return
     found = checks.machine(backend)

@@ -21,6 +21,7 @@ from kernels.cpu.numeric import (
     SERIAL,
     add,
     all_done,
+    as_floats,
     bf16,
     bits,
     checked_top,
@@ -51,12 +52,6 @@ STRIP = 1024  # columns whose three rows stay in the first-level cache
 
 
 @njit(**OPTIONS)
-def _floats(products):
-    """The same memory as f32."""
-    return products.view(np.float32)
-
-
-@njit(**OPTIONS)
 def _zero_outside(codes, first, last):
     """Codes 0 for the columns that a row does not see."""
     codes[:first] = 0
@@ -66,7 +61,7 @@ def _zero_outside(codes, first, last):
 @njit(**OPTIONS)
 def _scores(s, q_scale, k_scale):
     """Products s int32[n] of one query become its scores, f32 in place; returns the largest."""
-    x, top = _floats(s), LOWEST
+    x, top = as_floats(s), LOWEST
     for j in range(s.size):
         score = (f32_of_i32(s[j]) * q_scale) * k_scale[j]
         x[j] = score
@@ -103,7 +98,7 @@ def weigh_rows(s, q_scale, k_scale, v_scale, v_top, query, key, group, window, c
         peak[r] = _scores(seen, q_scale[r], k_scale[first:last])
         _zero_outside(hi, first, last)
         _zero_outside(lo, first, last)
-        total[r] = _weigh(_floats(seen), peak[r], v_scale[first:last], inverse, hi[first:last], lo[first:last])
+        total[r] = _weigh(as_floats(seen), peak[r], v_scale[first:last], inverse, hi[first:last], lo[first:last])
 
 
 @njit(**SERIAL)
@@ -138,7 +133,7 @@ def prepare_rows(d_out, out, hi, lo, scale, delta, flag):
 @njit(**OPTIONS)
 def _query_terms(s, hi, lo, k_scale, v_scale, q_scale, peak, inverse, d_scale, delta):
     """Products s, hi, lo int32[n] of one query: s becomes dS·k_scale[j] (f32); returns the bits of the largest |·|."""
-    x, top = _floats(s), I0
+    x, top = as_floats(s), I0
     for j in range(s.size):
         p = exp2((f32_of_i32(s[j]) * q_scale) * k_scale[j] - peak) * inverse
         dp = ((f32_of_i32(hi[j]) * F256 + f32_of_i32(lo[j])) * d_scale) * v_scale[j]
@@ -173,13 +168,13 @@ def query_gradient_rows(
             *(s[r, a:b], dp[0, r, a:b], dp[1, r, a:b], k_scale[a:b], v_scale[a:b]),
             *(q_scale[r], peak[r], inverse[r], d_scale[r], delta[r]),
         )
-        scale[r] = _store(_floats(s[r, a:b]), top, a, b, codes[0, r], codes[1, r], flag)
+        scale[r] = _store(as_floats(s[r, a:b]), top, a, b, codes[0, r], codes[1, r], flag)
 
 
 @njit(**OPTIONS)
 def _probabilities(s, k_scale, q_scale, peak, inverse):
     """Products s int32[n] of one key become its probabilities, f32 in place."""
-    x = _floats(s)
+    x = as_floats(s)
     for j in range(s.size):
         x[j] = exp2((f32_of_i32(s[j]) * q_scale[j]) * k_scale - peak[j]) * inverse[j]
 
@@ -187,7 +182,7 @@ def _probabilities(s, k_scale, q_scale, peak, inverse):
 @njit(**OPTIONS)
 def _key_terms(p, hi, lo, v_scale, q_scale, d_scale, delta):
     """Products hi, lo int32[n] of one value: hi becomes dS·q_scale[j] (f32); returns the bits of the largest |·|."""
-    x, top = _floats(hi), I0
+    x, top = as_floats(hi), I0
     for j in range(hi.size):
         dp = ((f32_of_i32(hi[j]) * F256 + f32_of_i32(lo[j])) * d_scale[j]) * v_scale
         term = (p[j] * (dp - delta[j])) * q_scale[j]
@@ -221,11 +216,11 @@ def key_gradient_rows(
         top_s, top_p = I0, I0
         for a in range(first, last, STRIP):
             b = min(a + STRIP, last)
-            p, by_query = _floats(s[r, a:b]), (q_scale[a:b], d_scale[a:b], delta[a:b])
+            p, by_query = as_floats(s[r, a:b]), (q_scale[a:b], d_scale[a:b], delta[a:b])
             _probabilities(s[r, a:b], k_scale[r], q_scale[a:b], peak[a:b], inverse[a:b])
             top_s = largest(top_s, _key_terms(p, dp[0, r, a:b], dp[1, r, a:b], v_scale[r], *by_query))
             top_p = largest(top_p, _value_terms(p, d_scale[a:b]))
-        x, y = _floats(dp[0, r, first:last]), _floats(s[r, first:last])
+        x, y = as_floats(dp[0, r, first:last]), as_floats(s[r, first:last])
         scale[0, r] = _store(x, top_s, first, last, codes[0, r], codes[1, r], flag)
         scale[1, r] = _store(y, top_p, first, last, codes[2, r], codes[3, r], flag)
 

@@ -34,6 +34,7 @@ from kernels.cpu.numeric import (
     PARALLEL,
     SERIAL,
     all_done,
+    as_floats,
     bf16,
     checked_top,
     choose,
@@ -146,16 +147,10 @@ def _losses_of(
     return high.view(np.float32)
 
 
-@njit(**OPTIONS)
-def _floats(products):
-    """The same memory as f32."""
-    return products.view(np.float32)
-
-
 @njit(**PARALLEL)
 def _losses(high, low, slices, row_scale, column_scale, targets, two_z, terms, peak, inverse, factor, nll, lse2, flag):
     for t in prange(high.shape[0]):
-        row = _floats(high[t])
+        row = as_floats(high[t])
         largest_bits = _logits_row(high[t], low[t], slices, row_scale[t], column_scale)
         if checked_top(largest_bits, flag) == 0:
             row[:] = F0
@@ -175,7 +170,7 @@ def _losses(high, low, slices, row_scale, column_scale, targets, two_z, terms, p
 @njit(**OPTIONS)
 def _logits_row(high, low, slices, row_scale, column_scale):
     """Products of a token become its logits (value · s_x)·s_w, f32 in place; returns the bits of the largest |·|."""
-    row = _floats(high)
+    row = as_floats(high)
     value_row(high, low, slices, row)
     top = I0
     for j in range(row.size):
@@ -294,7 +289,7 @@ def _add_weight_gradient(
 @njit(**SERIAL)
 def _column_codes(high, low, slices, row_scale, column_scale, peak, mass_inverse, factor, hi_scale, inverse, hi, lo):
     for t in range(high.shape[0]):
-        row = _floats(high[t])
+        row = as_floats(high[t])
         _logits_row(high[t], low[t], slices, row_scale[t], column_scale)
         _column_codes_row(row, peak[t], mass_inverse[t], factor[t], hi_scale[t], inverse, hi[t], lo[t])
 

@@ -43,9 +43,9 @@ CHUNK = 256  # tokens of a chunk
 CHANNELS = 128  # rows of a weight in a block
 
 
-def chunks(tokens: int, size: int) -> list[slice]:
-    """Consecutive spans of at most `size` tokens; of channels or rows of the vocabulary, where those are cut."""
-    return [slice(first, min(first + size, tokens)) for first in range(0, tokens, size)]
+def chunks(count: int, size: int) -> list[slice]:
+    """Consecutive spans of at most `size`, which cover 0 … count − 1."""
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 def two_products(name: str, hi: np.ndarray, lo: np.ndarray | None, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

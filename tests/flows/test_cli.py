@@ -31,6 +31,7 @@ def test_help_has_an_example(name: str) -> None:
         (("audit", "somewhere", "--initial", "--draw", "2026-11-29"), "the initial state is not drawn"),
         (("verify", "//[x"), "'//[x' is no address"),
         (("doctor", "--backend", "gpu"), "no backend is called 'gpu'"),
+        (("doctor", "--recipe", "demo", "--backend", "reference"), "counted for the cpu backend"),
         (("doctor", "--recipe", "demo", "--run", "somewhere"), "either --recipe NAME or --run ADDRESS"),
         (("frobnicate",), "frobnicate"),
     ],
