@@ -13,9 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import config, njit, types
+from numba.core.codegen import get_host_cpu_features
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
+
+# LLVM uses half of a 512-bit vector on Intel's processors, for fear of lower clocks; the bits are the same either way.
+_settings: Any = config
+if _settings.CPU_NAME is None and _settings.CPU_FEATURES is None and "+avx512f" in get_host_cpu_features():
+    _settings.CPU_FEATURES = f"{get_host_cpu_features()},-prefer-256-bit"
 
 CALLED: dict[str, Any] = {"cache": True, "fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
 PARALLEL: dict[str, Any] = {**CALLED, "parallel": True}

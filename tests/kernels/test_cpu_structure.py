@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -96,3 +99,21 @@ def test_the_check_sees(function: Callable[[Any], Any], fastmath: bool, problem:
     dispatcher(np.ones(100, F32))
     found = {text.split(":")[0] for text in compiled.problems(dispatcher)}
     assert found == set() if problem is None else problem in found
+
+
+def test_kernels_use_whole_vectors_also_where_the_compiler_prefers_halves() -> None:
+    """On processors with AVX-512: compiled for one of Intel's, a kernel of one loop has 512-bit registers."""
+    script = """
+import kernels.cpu.numeric
+from numba import config, float32, njit
+config.CPU_NAME = "sapphirerapids"
+def scale(x, y):
+    for i in range(x.size):
+        y[i] = x[i] * x[i]
+array = float32[::1]
+print("zmm" in next(iter(njit((array, array))(scale).inspect_asm().values())), config.CPU_FEATURES)
+"""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU")}
+    done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, check=True)
+    wide, _, features = done.stdout.strip().partition(" ")
+    assert wide == str("+avx512f" in features)
