@@ -128,6 +128,17 @@ FINDING = {
 LINE = json.dumps(FINDING, sort_keys=True, separators=(",", ":"))
 
 
+def repeated_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+    """What becomes of a no-match where a shell script stands in for the fresh process that repeats it."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(engine, "self_test", lambda backend: None)
+    first = Verdict(Outcome.NO_MATCH, "step 7", "x", certificate=b"{}")
+    return confirm.confirmed(LocalStore(folder), first, "cpu", lambda progress: None)
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -145,29 +156,17 @@ LINE = json.dumps(FINDING, sort_keys=True, separators=(",", ":"))
     ],
 )
 def test_a_repetition_that_dies_or_talks_nonsense(
-    auditor: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
     """A machine that cannot even repeat a step has no say in whether the run is right."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(engine, "self_test", lambda backend: None)
-    first = Verdict(Outcome.NO_MATCH, "step 7", "x", certificate=b"{}")
-    verdict = confirm.confirmed(LocalStore(tmp_path), first, "cpu", lambda progress: None)
+    verdict = repeated_by(script, tmp_path, monkeypatch)
     assert (verdict.outcome, verdict.certificate) == (Outcome.MACHINE_FAULT, None)
     assert said in verdict.detail and "\n  next: " in verdict.detail
 
 
-def test_a_repetition_that_agrees(auditor: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repetition_that_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in above is believed where it says what was found before: the table tests what it should."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{LINE}'\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(engine, "self_test", lambda backend: None)
-    first = Verdict(Outcome.NO_MATCH, "step 7", "x", certificate=b"{}")
-    verdict = confirm.confirmed(LocalStore(tmp_path), first, "cpu", lambda progress: None)
+    verdict = repeated_by(f"echo '{LINE}'", tmp_path, monkeypatch)
     assert (verdict.outcome, verdict.certificate) == (Outcome.NO_MATCH, b"{}")
 
 
