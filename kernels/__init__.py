@@ -9,11 +9,12 @@ from types import ModuleType
 
 from kernels.interface import CONTRACT
 
-BACKENDS = ("cpu", "reference")
+HOSTS = ("cpu", "reference")  # these run on every machine
+BACKENDS = (*HOSTS, "nvidia")
 GENERIC = "generic:"  # followed by a torch device
 CHECKED = "checked:"  # followed by a backend, whose every output is then held to the contract
 
-__all__ = ["BACKENDS", "CONTRACT", "backend", "vectors_digest"]
+__all__ = ["BACKENDS", "CONTRACT", "HOSTS", "backend", "vectors_digest"]
 
 
 def backend(name: str) -> ModuleType:
@@ -29,7 +30,10 @@ def backend(name: str) -> ModuleType:
     if name not in BACKENDS:
         known = f"{', '.join(BACKENDS)}, {GENERIC}<torch device>, {CHECKED}<any of these>"
         raise ValueError(f"no backend is called {name!r}; there are: {known}")
-    return importlib.import_module(f"kernels.{name}")
+    try:
+        return importlib.import_module(f"kernels.{name}")
+    except ImportError as error:
+        raise ValueError(f"backend {name!r} does not run on this machine: {error}") from None
 
 
 def vectors_digest() -> str:

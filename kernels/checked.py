@@ -118,7 +118,7 @@ class Checked(ModuleType):
         super().__init__(f"kernels.checked.{backend.NAME}", __doc__)
         self.backend, self.NAME = backend, f"checked:{backend.NAME}"
         self.to_device, self.to_host = backend.to_device, backend.to_host
-        self.new_flag, self.new_sums = backend.new_flag, backend.new_sums
+        self.new_flag, self.new_sums, self.leaves = backend.new_flag, backend.new_sums, backend.leaves
 
     def describe(self) -> dict[str, Any]:
         return {**self.backend.describe(), "backend": self.NAME}
@@ -245,7 +245,7 @@ class Checked(ModuleType):
         _Call(self.backend, "swiglu_backward").bf16("d_gate_up", out)
         return out
 
-    def head(self, x: Rows, w: Weight, targets: Any, flag: Any) -> tuple[int, int]:
+    def head(self, x: Rows, w: Weight, targets: Any, flag: Any) -> tuple[Any, Any]:
         with self._call("head", flag, x.scale, w.scale) as call:
             nll, lse2 = self.backend.head(x, w, targets, flag)
         _losses(call, nll, lse2, len(targets))
@@ -253,7 +253,7 @@ class Checked(ModuleType):
 
     def head_backward(
         self, x: Rows, w: Weight, targets: Any, two_z: np.float32, sums: Any, flag: Any
-    ) -> tuple[int, int, Any]:
+    ) -> tuple[Any, Any, Any]:
         with self._call("head_backward", flag, x.scale, w.scale, sums=(sums,), terms=len(targets)) as call:
             nll, lse2, dx = self.backend.head_backward(x, w, targets, two_z, sums, flag)
         _losses(call, nll, lse2, len(targets))
@@ -278,7 +278,7 @@ class Checked(ModuleType):
             call.floats(name, x, least)
 
 
-def _losses(call: _Call, nll: int, lse2: int, terms: int) -> None:
+def _losses(call: _Call, nll: Any, lse2: Any, terms: int) -> None:
     most = 2 ** (SUM_LIMIT + GRADIENT_BITS) + terms
-    call.integers("nll", nll, -most, most)
-    call.integers("lse2", lse2, 0, 2 ** (LSE2_LIMIT + LSE2_BITS) + terms)
+    call.integers("nll", int(nll), -most, most)
+    call.integers("lse2", int(lse2), 0, 2 ** (LSE2_LIMIT + LSE2_BITS) + terms)

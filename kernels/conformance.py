@@ -3,10 +3,11 @@
 The reference wrote them (`python -m kernels.conformance` writes them anew after a change of contract); every backend
 must reproduce them, also on an auditor's own machine before the first audit. Cases cover each operation at length 128,
 at odd sizes, with one and two slices, over scales from 2⁻¹²⁰ to 2⁶⁰, and with values that are not finite; attention
-also at its full length, sums also at their limits.
+also at its full length, sums also at their limits; digests of leaves of many shapes.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +78,8 @@ def cases() -> Iterator[Case]:
     for part, reach, two_z in (("neither", 0.9, 0.0), ("target", 1.8, 0.0), ("softmax", 0.9, 1.0)):
         yield f"head limit {part}", _head_limit_case(F32(reach), F32(two_z))
     yield "optimizer largest sums", _largest_sums_case
+    for shape, dtype in (((1,), "f4"), ((5000,), "f4"), ((70, 300), "f4"), ((9, 9000), "i8"), ((256, 64), "i8")):
+        yield f"leaves {'.'.join(map(str, shape))} {dtype}", _leaves_case(shape, dtype)
     yield "initial weights", lambda b: [b.to_host(b.initial_weights(2**40 + 3, "case", (37, 5), F32(0.02)))]
 
 
@@ -185,7 +188,8 @@ def _head_case(size: tuple[int, int, int], kind: str) -> Callable[[ModuleType], 
         w = w._replace(scale=_scaled(b, w.scale, scale)) if kind == "nonfinite" else w
         ids = b.to_device((words(1, "head ids", 0, tokens) % np.uint32(vocab)).astype(np.int64))
         nll, lse2, dx = b.head_backward(x, w, ids, F32(2e-4), sums, flag)
-        return _on_host(b, [*b.head(x, w, ids, flag), nll, lse2, dx, sums, flag])
+        losses = (*b.head(x, w, ids, flag), nll, lse2)
+        return _on_host(b, [*map(int, losses), dx, sums, flag])
 
     return case
 
@@ -201,8 +205,8 @@ def _head_limit_case(reach: np.float32, two_z: np.float32) -> Callable[[ModuleTy
         scale = np.full(tokens, reach * F32(2.0**26) / F32(tokens * INT16_MAX), F32)
         x = Rows(*map(b.to_device, (code, np.zeros_like(code), scale)))
         w = b.quantise_weight(b.to_device(np.full((vocab, width), 2.0**-27, F32)), "max", flag)
-        outputs = b.head_backward(x, w, b.to_device(np.zeros(tokens, np.int64)), two_z, sums, flag)
-        return _on_host(b, [*outputs, sums, flag])
+        nll, lse2, dx = b.head_backward(x, w, b.to_device(np.zeros(tokens, np.int64)), two_z, sums, flag)
+        return _on_host(b, [int(nll), int(lse2), dx, sums, flag])
 
     return case
 
@@ -243,6 +247,17 @@ def _largest_sums_case(b: ModuleType) -> list[Any]:
     draws = words(7, "optimizer largest sums", 0, 2 * 61 * 43).astype(np.uint64).reshape(61, 43, 2)
     sums = ((draws[..., 0] << np.uint64(32)) | draws[..., 1]).view(np.int64)
     return _on_host(b, [b.square_rows(b.to_device(sums), F32(2.0**-45))])
+
+
+def _leaves_case(shape: tuple[int, ...], dtype: str) -> Callable[[ModuleType], list[Any]]:
+    """Leaf digests of one chunk, of many, of whole and broken powers of two, and of a shorter last leaf."""
+
+    def case(b: ModuleType) -> list[Any]:
+        count = math.prod(shape) * np.dtype(dtype).itemsize // 4
+        x = words(7, "leaves", 0, count).view(dtype).reshape(shape)
+        return [np.frombuffer(b.leaves(b.to_device(x)), np.uint32)]
+
+    return case
 
 
 def _attention_case(shape: AttentionShape, kind: str, windows: int = 2) -> Callable[[ModuleType], list[Any]]:

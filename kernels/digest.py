@@ -68,9 +68,10 @@ def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, "digest")
 
 
-def tensor_digest(name: str, array: np.ndarray, array_leaves: bytes | None = None) -> str:
-    """The digest of a named tensor; pass its leaves where they are known already."""
-    head = canonical.dumps({"dtype": array.dtype.name, "name": name, "shape": list(array.shape)})
+def tensor_digest(name: str, array: Any, array_leaves: bytes | None = None) -> str:
+    """The digest of a named tensor, NumPy's or torch's; pass its leaves where they are known, or made on a device."""
+    dtype = str(array.dtype).removeprefix("torch.")
+    head = canonical.dumps({"dtype": dtype, "name": name, "shape": list(array.shape)})
     return digest(head + (leaves(array) if array_leaves is None else array_leaves), "tensor")
 
 

@@ -16,6 +16,7 @@ then returns is defined and finite, but the step it belongs to is void.
     to_host(x) -> np.ndarray, perhaps of the same memory
     new_flag() -> flag
     new_sums(shape) -> i64[shape], zeros
+    leaves(x f32 or i64) -> the leaf digests of a tensor, as kernels.digest.leaves
     initial_weights(seed, name, shape, std) -> f32[shape]
     embed(table f32[V,D], tokens i64[T]) -> bf16[T,D]
     norm_bf16(x bf16[T,D], gain f32[D], eps, flag) -> (bf16[T,D], r f32[T])
@@ -33,7 +34,7 @@ then returns is defined and finite, but the step it belongs to is void.
     linear_backward(x Rows[T,I], parts, slices, flag) -> bf16[T,I]; adds to each part's sums
     norm_backward(dy bf16[T,D], x bf16[T,D], r f32[T], gain f32[D], residual bf16[T,D] | None, sums i64[D], flag)
         -> bf16[T,D]
-    head(x Rows[T,D], w Weight[V,D], targets i64[T], flag) -> (nll i64, lse2 i64)
+    head(x Rows[T,D], w Weight[V,D], targets i64[T], flag) -> (nll i64, lse2 i64), for int() to fetch
     head_backward(x, w, targets, two_z, sums i64[V,D], flag) -> (nll, lse2, dx bf16[T,D])
     embed_backward(dx bf16[T,D], tokens i64[T], sums i64[V,D], flag)
     square_rows(sums i64[R,...], scale) -> f32[R]

@@ -4,7 +4,7 @@ State k is the state before step k. Its root covers every tensor (weights, first
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -20,21 +20,26 @@ SCALARS = {"step", "tokens", "windows", "updates", "spike"}
 
 @dataclass
 class State:
-    """Tensors by parameter name, f32, and counters. `step` advances a state in place."""
+    """Tensors by parameter name, f32, on the host or a backend's device, and counters. `step` advances it in place."""
 
-    weights: dict[str, np.ndarray]
-    m: dict[str, np.ndarray]
-    v: dict[str, np.ndarray]
+    weights: dict[str, Any]
+    m: dict[str, Any]
+    v: dict[str, Any]
     step: int = 0  # steps done
     tokens: int = 0  # tokens seen
     windows: int = 0  # stream position
     updates: int = 0  # optimizer updates made: steps less the skipped ones
     spike: SpikeState = SpikeState()
 
-    def tensors(self) -> dict[str, np.ndarray]:
+    def tensors(self) -> dict[str, Any]:
         """Every tensor, as "weights/…", "m/…" and "v/…", in name order."""
         groups = {"m": self.m, "v": self.v, "weights": self.weights}
         return {f"{group}/{name}": groups[group][name] for group in groups for name in sorted(groups[group])}
+
+    def placed(self, place: Callable[[Any], Any]) -> "State":
+        """The same state with every tensor where `place` puts it: a backend's to_device, or its to_host."""
+        groups = ({name: place(x) for name, x in group.items()} for group in (self.weights, self.m, self.v))
+        return replace(self, **dict(zip(("weights", "m", "v"), groups, strict=True)))
 
     def scalars(self) -> dict[str, Any]:
         """Everything else, for canonical JSON."""
@@ -78,7 +83,7 @@ def initial_state(
     return State(weights, m, v)
 
 
-def root(state: State) -> tuple[str, dict[str, str]]:
-    """(state root, digest of each tensor)."""
-    digests = {name: digest.tensor_digest(name, tensor) for name, tensor in state.tensors().items()}
+def root(state: State, leaves: Callable[[Any], bytes] = digest.leaves) -> tuple[str, dict[str, str]]:
+    """(state root, digest of each tensor); `leaves` is the backend's where the tensors lie on its device."""
+    digests = {name: digest.tensor_digest(name, x, leaves(x)) for name, x in state.tensors().items()}
     return digest.root(digests, state.scalars()), digests

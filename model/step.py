@@ -52,7 +52,8 @@ def step(
     take: Callable[[dict[str, np.ndarray]], None] | None = None,
     memory: MemoryPlan = KEEP_ALL,
 ) -> StepRecord:
-    """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state` becomes the state after it.
+    """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state`, whose tensors may lie on the host or on
+    the backend's device, becomes the state after it.
 
     No memory plan changes a bit. `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's
     proof of replay needs their bytes. Raises ValueError where the windows are not those that the plan of this step
@@ -71,12 +72,12 @@ def step(
         state.updates += 1
         _update(spec, backend, state, sums, lr, mean, clip)
     report = diagnostics.measure(backend, state, sums, mean, codes) if diagnose and finite else None
-    gradient = {name: backend.to_host(s) for name, s in sorted(sums.items())} if finite else {}
+    gradient = dict(sorted(sums.items())) if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    digests = {name: digest.tensor_digest(name, s) for name, s in gradient.items()}
+    digests = {name: digest.tensor_digest(name, s, backend.leaves(s)) for name, s in gradient.items()}
     if take is not None and finite:
-        take(gradient)
-    root, tensors = states.root(state)
+        take({name: backend.to_host(s) for name, s in gradient.items()})
+    root, tensors = states.root(state, backend.leaves)
     return StepRecord(
         step=plan.step,
         tokens=plan.tokens_after,
@@ -111,7 +112,7 @@ class Summed(NamedTuple):
 def gradients(
     spec: RunSpec,
     backend: ModuleType,
-    weights: dict[str, np.ndarray],
+    weights: dict[str, Any],
     windows: np.ndarray,
     memory: MemoryPlan = KEEP_ALL,
     diagnose: bool = False,
@@ -122,7 +123,7 @@ def gradients(
     sums = {name: backend.new_sums(w.shape) for name, w in weights.items()}
     nll, lse2 = _accumulate(net, windows, sums, flag)
     finite = not flag[0]
-    return Summed(sums, nll, lse2, finite, diagnostics.codes(net) if diagnose and finite else {})
+    return Summed(sums, int(nll), int(lse2), finite, diagnostics.codes(net) if diagnose and finite else {})
 
 
 def evaluate(
@@ -132,10 +133,10 @@ def evaluate(
     windows = _checked(spec, len(windows), windows)
     flag = backend.new_flag()
     net = network(spec, backend, state.weights, flag, memory)
-    nll = 0
+    nll: Any = 0
     for window in windows:
-        nll += unit_loss(net, window[None, :], flag)[0]
-    return None if flag[0] else canonical.bits(host.f32(nll) * host.mean_scale(len(windows) * spec.model.seq_len))
+        nll = nll + unit_loss(net, window[None, :], flag)[0]
+    return None if flag[0] else canonical.bits(host.f32(int(nll)) * host.mean_scale(len(windows) * spec.model.seq_len))
 
 
 def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32) -> np.float32:
@@ -150,9 +151,11 @@ def clip_factor(spec: RunSpec, norm: np.float32) -> np.float32:
     return min(np.float32(1), host.f32(spec.optimizer.clip_norm) / (norm + host.f32("0.000001")))
 
 
-def _accumulate(net: Network, windows: np.ndarray, sums: dict[str, Any], flag: Any) -> tuple[int, int]:
+def _accumulate(net: Network, windows: np.ndarray, sums: dict[str, Any], flag: Any) -> tuple[Any, Any]:
     two_z = host.f32(2 * host.exact(net.spec.optimizer.z_loss))
-    nll, lse2, size = 0, 0, net.spec.numerics.unit_windows
+    nll: Any = 0
+    lse2: Any = 0
+    size = net.spec.numerics.unit_windows
     for first in range(0, len(windows), size):
         unit_nll, unit_lse2 = unit_gradients(net, windows[first : first + size], two_z, sums, flag)
         nll, lse2 = nll + unit_nll, lse2 + unit_lse2

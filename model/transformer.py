@@ -30,7 +30,7 @@ class Network:
     spec: RunSpec
     backend: ModuleType
     plan: MemoryPlan
-    weights: dict[str, np.ndarray]  # every parameter, f32
+    weights: dict[str, Any]  # every parameter, f32, on the host or the device
     tensors: dict[str, Any]  # embedding and norm gains on the device, f32
     held: dict[str, Weight]  # linears and head, where the plan holds their codes
     rope: Rope
@@ -94,7 +94,7 @@ class Trace:
 
 
 def network(
-    spec: RunSpec, backend: ModuleType, weights: dict[str, np.ndarray], flag: Any, plan: MemoryPlan = KEEP_ALL
+    spec: RunSpec, backend: ModuleType, weights: dict[str, Any], flag: Any, plan: MemoryPlan = KEEP_ALL
 ) -> Network:
     """The network of these weights; quantises them all where the plan holds codes."""
     plain = {name: backend.to_device(w) for name, w in weights.items() if w.ndim == 1 or name == "embed"}
@@ -127,7 +127,7 @@ def forward(net: Network, tokens: Any, flag: Any, keep: bool = True) -> Trace:
     return Trace(layers, x, r_final, rows)
 
 
-def unit_loss(net: Network, windows: np.ndarray, flag: Any) -> tuple[int, int]:
+def unit_loss(net: Network, windows: np.ndarray, flag: Any) -> tuple[Any, Any]:
     """(Σ nll in 2⁻²⁴ nats, Σ lse² in 2⁻²⁰) of windows i64[N, S+1], without gradients."""
     rows = forward(net, windows[:, :-1].reshape(-1), flag, keep=False).rows
     targets = net.backend.to_device(windows[:, 1:].reshape(-1))
@@ -136,7 +136,7 @@ def unit_loss(net: Network, windows: np.ndarray, flag: Any) -> tuple[int, int]:
 
 def unit_gradients(
     net: Network, windows: np.ndarray, two_z: np.float32, sums: dict[str, Any], flag: Any
-) -> tuple[int, int]:
+) -> tuple[Any, Any]:
     """unit_loss(), adding the unit's gradient of Σ (nll + z·lse²) to `sums`, int64 in units of 2⁻²⁴, by parameter
     name."""
     b = net.backend
@@ -196,7 +196,7 @@ def _embed(net: Network, tokens: Any, flag: Any) -> tuple[Any, Any, Any]:
 
 def _head_backward(
     net: Network, trace: Trace, targets: Any, two_z: np.float32, sums: dict[str, Any], flag: Any
-) -> tuple[int, int, Any]:
+) -> tuple[Any, Any, Any]:
     b, gain = net.backend, net.gain("final_norm")
     nll, lse2, dy = b.head_backward(trace.rows, net.weight("head", flag), targets, two_z, sums["head"], flag)
     return nll, lse2, b.norm_backward(dy, trace.final_TD, trace.r_final_T, gain, None, sums["final_norm"], flag)

@@ -83,7 +83,7 @@ def train_segment(
     engine.check_arithmetic(run.spec)
     memory = plan_for(run.spec, "training")
     backend = engine.load_backend(backend_name)
-    began, state = time.monotonic(), resume(run, backend, memory)
+    began, state = time.monotonic(), resume(run, backend, memory).placed(backend.to_device)
     first = state.step
     record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, provenance(backend_name))
     work = _Segment(run, backend, state, end, checkpoint_every, diagnostics_every, report, memory)
@@ -216,7 +216,7 @@ class _Segment:
             ) from None
 
     def _checkpoint(self) -> None:
-        checkpoint.save(self.run.store, self.run.ledger, self.state)
+        checkpoint.save(self.run.store, self.run.ledger, self.state.placed(self.backend.to_host))
         figures.save_probe(self.run, self.backend, self.state, self.memory)
 
     def _report(self, done: Advanced, first: int, new: bool) -> None:

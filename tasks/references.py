@@ -15,7 +15,7 @@ KEYS = PROJECT / "runs" / "keys"  # this machine's signing keys
 AUDITS = PROJECT / "runs" / "audits"  # its draws and certificates
 
 # Parameters of flows; what each means stands in the flows' docstrings, which the UI's forms show.
-Backend = Literal["cpu", "reference"]
+Backend = Literal["cpu", "nvidia", "reference"]
 Step = Annotated[int | None, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 

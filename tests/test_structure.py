@@ -27,7 +27,7 @@ MAY_IMPORT = {
 }
 # The types that all backends share, which obey the same rule as the reference.
 SHARED_TYPES = "kernels/interface.py"
-REFERENCE_MAY_IMPORT = {"kernels.reference", "kernels.interface", "numpy"}
+REFERENCE_MAY_IMPORT = {"kernels.reference", "kernels.interface", "kernels.digest", "numpy"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 
 # Reading any of these formats can run code that a run's author wrote.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import digest
 from kernels.generic import attention, head, initial, layers, linear, numbers, optimizer, products, quantise
 
 MODULES = {
@@ -46,6 +47,7 @@ def on(name: str) -> ModuleType:
         "describe": partial(_describe, name, device),
         "new_flag": partial(torch.zeros, 1, dtype=torch.int32, device=device),
         "new_sums": partial(torch.zeros, dtype=torch.int64, device=device),
+        "leaves": _leaves,
         "to_device": partial(_to_device, device),
         "to_host": _to_host,
         "initial_weights": partial(initial.initial_weights, device),
@@ -65,6 +67,11 @@ def _describe(name: str, device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": kind,
     }
+
+
+def _leaves(x: np.ndarray | Tensor) -> bytes:
+    """The leaf digests of a tensor, made on the host."""
+    return digest.leaves(_to_host(x))
 
 
 def _to_device(device: torch.device, x: np.ndarray | Tensor) -> Tensor:

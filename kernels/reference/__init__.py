@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.digest import leaves
 from kernels.reference.attention import attention, attention_backward
 from kernels.reference.head import head, head_backward
 from kernels.reference.initial import initial_weights
@@ -42,6 +43,7 @@ __all__ = [
     "head",
     "head_backward",
     "initial_weights",
+    "leaves",
     "linear_backward",
     "new_flag",
     "new_sums",

@@ -151,7 +151,8 @@ def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
         raise Refused(f"no checkpoint at or before step {step} was published")
     first = made[-1]
     report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
-    state, began = checkpoint.load(run.store, run.ledger, first, moments(run.spec, memory, run.store)), time.monotonic()
+    loaded = checkpoint.load(run.store, run.ledger, first, moments(run.spec, memory, run.store))
+    state, began = loaded.placed(backend.to_device), time.monotonic()
     gradient: dict[str, np.ndarray] = {}
     while True:
         done = state.step - first
@@ -160,7 +161,7 @@ def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
         gradient.clear()
         last = advance(run, backend, state, take=gradient.update, memory=memory)
         if state.step > step or last.entry != run.ledger[last.entry.step]:
-            return _Replay(first, last, state, gradient)
+            return _Replay(first, last, state.placed(backend.to_host), gradient)
 
 
 def _detail(recorded: Entry, found: Entry, fields: tuple[str, ...], tensors: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ from tests.model import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = [f"generic:{name}" for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available()]
-NAMES = [*kernels.BACKENDS, "generic:cpu", *GPUS]
+NAMES = [*kernels.HOSTS, "generic:cpu", *GPUS]
 DTYPES = (np.float32, np.int64, np.int32, np.int8, np.uint16)
 
 

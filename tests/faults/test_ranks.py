@@ -54,7 +54,7 @@ def test_world_sizes_give_one_state(name: str) -> None:
     assert found[0] == [root(plain)[0], trajectory(train(run, "reference", plain, 3))]
 
 
-@pytest.mark.parametrize("name", (*kernels.BACKENDS, "generic:cpu"))
+@pytest.mark.parametrize("name", (*kernels.HOSTS, "generic:cpu"))
 def test_a_shard_s_initial_weights_are_those_of_the_whole(name: str) -> None:
     """Initial weights depended on the layout: a generator was drawn from in the order of a rank's own elements."""
     b = kernels.backend(name)
@@ -117,7 +117,7 @@ def history(groups: list[Any]) -> None:
         buffer.view(np.uint8)[...] = 0xA5
 
 
-@pytest.mark.parametrize("name", (*kernels.BACKENDS, "generic:cpu"))
+@pytest.mark.parametrize("name", (*kernels.HOSTS, "generic:cpu"))
 def test_the_process_s_past_changes_no_bit(name: str, groups: list[Any], one_thread: None) -> None:
     """Results depended on what had been allocated before, and differed between identical hosts."""
     before = whole_step.digests(whole_step.record(name))
@@ -125,7 +125,7 @@ def test_the_process_s_past_changes_no_bit(name: str, groups: list[Any], one_thr
     assert whole_step.digests(whole_step.record(name)) == before
 
 
-@pytest.mark.parametrize("name", (*kernels.BACKENDS, "generic:cpu"))
+@pytest.mark.parametrize("name", (*kernels.HOSTS, "generic:cpu"))
 def test_nothing_is_read_before_it_is_written(name: str, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same cause, made certain: every array that is taken uninitialised is full of garbage."""
     before = whole_step.digests(whole_step.record(name))

@@ -62,7 +62,7 @@ def test_fused_and_separate_reductions_agree(gradients: list[list[np.ndarray]]) 
 def test_a_fused_weight_s_gradient_is_that_of_its_parts() -> None:
     """The same where a rank sums over its own tokens: rows of a weight do not notice which others lie beside them."""
     random = np.random.default_rng(5)
-    for name in (*kernels.BACKENDS, "generic:cpu"):
+    for name in (*kernels.HOSTS, "generic:cpu"):
         b = kernels.backend(name)
         flag = b.new_flag()
         x = b.quantise_rows(b.to_device(bf16(random.standard_normal((70, 33)).astype(np.float32))), 1, flag)

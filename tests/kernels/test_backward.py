@@ -18,7 +18,7 @@ EPS = np.float32(1e-5)
 TOKENS, WIDTH, OUT = 96, 64, 48
 
 
-@pytest.fixture(params=kernels.BACKENDS)
+@pytest.fixture(params=kernels.HOSTS)
 def b(request: pytest.FixtureRequest) -> ModuleType:
     return kernels.backend(request.param)
 

@@ -12,7 +12,7 @@ from model.step import StepRecord, step
 from tests.kernels import sinks
 from tests.model import tiny, wild
 
-BACKENDS = (*kernels.BACKENDS, "generic:cpu")
+BACKENDS = (*kernels.HOSTS, "generic:cpu")
 NUMERICS = {"default": NumericsSpec(), "lsq": NumericsSpec(weight_scale="lsq", gradient_slices=2, down_slices=2)}
 
 

@@ -12,7 +12,7 @@ from model.step import evaluate, step
 from model.transformer import network, unit_gradients
 from tests.model import tiny, truth
 
-BACKENDS = pytest.mark.parametrize("name", kernels.BACKENDS)
+BACKENDS = pytest.mark.parametrize("name", kernels.HOSTS)
 
 
 def gradients(run: RunSpec, name: str, state: State, windows: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from model.step import StepRecord, evaluate, step
 from model.transformer import forward, network
 from tests.model import tiny
 
-BACKENDS = (*kernels.BACKENDS, "generic:cpu")
+BACKENDS = (*kernels.HOSTS, "generic:cpu")
 
 
 def run_steps(run: RunSpec, name: str, count: int, state: State | None = None) -> tuple[State, list[StepRecord]]:

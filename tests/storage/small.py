@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from kernels import canonical, digest
+from kernels import canonical, digest, reference
 from model import schedule, spike
 from model.spec import ModelSpec, Phase, RunSpec, ScheduleSpec, SpikeSpec
 from model.state import State, root, zeros
@@ -110,7 +110,7 @@ def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> It
             evaluate=lambda spec, backend, state, windows, memory: canonical.bits(
                 np.float32(windows.astype(np.int64).sum() % 97)
             ),
-            load_backend=lambda name: engine,
+            load_backend=lambda name: reference,
             _self_test=lambda backend: [],
         ),
     ):
