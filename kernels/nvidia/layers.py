@@ -27,8 +27,8 @@ from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
 
 EMBED_VALUES, EMBED_LANE = 2048, 8  # of a program, of a thread
 SCATTER_VALUES, SCATTER_LANE = 2048, 8
-NORM_VALUES, NORM_LANE = 2048, 16
-BACKWARD_VALUES, BACKWARD_LANE = 1, 8  # one row at a time
+NORM_VALUES, NORM_LANE = 2048, 32
+BACKWARD_VALUES, BACKWARD_LANE = 1, 16  # one row at a time
 BACKWARD_PROGRAMS = 528  # each goes over many rows and adds to the gain's sums once: 4 a processor of an H200
 GRADIENT_UNIT = tl.constexpr(2.0**GRADIENT_BITS)
 GRADIENT_LIMIT = tl.constexpr(2.0**SUM_LIMIT)
@@ -100,10 +100,10 @@ def _norm(
     """Each program normalises ROWS rows; they leave as codes in one or two slices, or with none as bf16 in `hi`."""
     row, column, place, inside = rows_of_tile(count, WIDTH, ROWS, BLOCK)
     values = f32_of_bf16(tl.load(x + place, mask=inside, other=0))
-    weight = tl.load(gain + column, mask=column < WIDTH, other=0.0)
+    weight = tl.load(gain + column[None, :], mask=(column < WIDTH)[None, :], other=0.0)
     r = inverse_rms(fixed_sum_rows(values * values, LOG_TERMS, flag), eps, MEAN)
     tl.store(inverse + row, r, mask=row < count)
-    y = (values * r[:, None]) * weight[None, :]
+    y = (values * r[:, None]) * weight
     if SLICES == 0:
         tl.store(hi + place, bf16(y), mask=inside)
     else:
@@ -164,27 +164,27 @@ def _norm_backward(
     TURNS: tl.constexpr,
 ):
     """Each program takes TURNS tiles of rows; the gain stays in registers, and its sums too."""
-    column = tl.arange(0, BLOCK)
+    column = tl.arange(0, BLOCK)[None, :]
     known = column < WIDTH
     weight = tl.load(gain + column, mask=known, other=0.0)
-    part = tl.zeros([BLOCK], tl.int64)
-    void = tl.zeros([BLOCK], tl.int32)
+    part = tl.zeros([ROWS, BLOCK], tl.int64)
+    void = tl.zeros([ROWS, BLOCK], tl.int32)
     for turn in range(TURNS):
         row = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
-        place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        inside = (row < count)[:, None] & known[None, :]
+        place = row.to(tl.int64)[:, None] * WIDTH + column
+        inside = (row < count)[:, None] & known
         d = f32_of_bf16(tl.load(dy + place, mask=inside, other=0))
         r = tl.load(inverse + row, mask=row < count, other=0.0)
         n = f32_of_bf16(tl.load(x + place, mask=inside, other=0)) * r[:, None]
-        g = d * weight[None, :]
+        g = d * weight
         change, bad = fixed_point(d * n, GRADIENT_UNIT, terms, GRADIENT_LIMIT)
-        part += tl.sum(change, 0)
-        void |= tl.max(bad.to(tl.int32), 0)
+        part += change
+        void |= bad.to(tl.int32)
         dx = through_norm(g, n, fixed_sum_rows(n * g, LOG_TERMS, flag) * MEAN, r)
         if ADD:
             dx = f32_of_bf16(tl.load(residual + place, mask=inside, other=0)) + dx
         tl.store(out + place, bf16(dx), mask=inside)
-    tl.atomic_add(sums + column, part, mask=known, sem="relaxed")
+    tl.atomic_add(sums + tl.arange(0, BLOCK), tl.sum(part, 0), mask=tl.arange(0, BLOCK) < WIDTH, sem="relaxed")
     raise_flag(flag, void > 0)
 
 

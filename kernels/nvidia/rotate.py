@@ -33,8 +33,8 @@ from kernels.nvidia.numbers import (
 from kernels.nvidia.quantise import empty_rows
 from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
 
-PAIRS, LANE = 1024, 8  # pairs of a program, of a thread
-BACK_PAIRS, BACK_LANE = 1024, 4
+PAIRS, LANE = 2048, 16  # pairs of a program, of a thread
+BACK_PAIRS, BACK_LANE = 1024, 8
 ODD = tl.constexpr(-65536)  # the upper half of a word
 
 
