@@ -1,0 +1,150 @@
+"""Quantisers: rows and weights become integers with one scale each. Definition: kernels/reference/quantise.py.
+
+A row is read once and quantised in registers. A weight is written twice, as it is and transposed: the products of the
+backward want their contracted index contiguous.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.interface import INT8_MAX, Rows, Weight
+from kernels.nvidia.numbers import (
+    ROW_FLOOR,
+    absolute,
+    ceil_log2,
+    checked_top,
+    code_of,
+    empty,
+    f32_of_bf16,
+    fixed_sum_rows,
+    high_of,
+    i32_of_small,
+    inverse_of,
+    launch,
+    low_of,
+    magnitude,
+    scale_of,
+)
+from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
+
+ROW_VALUES, ROW_LANE = 2048, 16  # of a program, of a thread
+WEIGHT_VALUES, WEIGHT_LANE = 2048, 16
+SIDE, SIDE_WARPS = 128, 8  # of a tile to transpose
+LSQ_STEP = tl.constexpr(float.fromhex("0x1.6b7612p-3"))  # 2 / √127, rounded once
+LAST_CODE = tl.constexpr(float(INT8_MAX))
+
+
+def empty_rows(count: int, width: int, slices: int) -> Rows:
+    """Uninitialised Rows[count, width]."""
+    hi = empty((count, width), torch.int8)
+    return Rows(hi, torch.empty_like(hi) if slices == 2 else None, empty((count,), torch.float32))
+
+
+@triton.jit
+def store_codes(x, inverse, hi, lo, place, inside, SLICES: tl.constexpr):
+    """Store the codes of a tile f32[R, C] by its rows' multipliers f32[R], in one or two slices."""
+    code = code_of(x, inverse[:, None])
+    if SLICES == 1:
+        tl.store(hi + place, code.to(tl.int8), mask=inside)
+    else:
+        tl.store(hi + place, high_of(code), mask=inside)
+        tl.store(lo + place, low_of(code), mask=inside)
+
+
+@triton.jit
+def store_rows(x, hi, lo, scale, flag, row, place, inside, count, SLICES: tl.constexpr):
+    """Quantise a tile f32[R, C] of whole rows, 0 where padded, and store codes and scales."""
+    top = checked_top(tl.max(magnitude(x), 1), flag)
+    tl.store(scale + row, scale_of(top, SLICES), mask=row < count)
+    store_codes(x, inverse_of(top, SLICES), hi, lo, place, inside, SLICES)
+
+
+@triton.jit
+def _quantise_rows(
+    x, hi, lo, scale, flag, count, WIDTH: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Each program quantises ROWS rows."""
+    row, _, place, inside = rows_of_tile(count, WIDTH, ROWS, BLOCK)
+    values = f32_of_bf16(tl.load(x + place, mask=inside, other=0))
+    store_rows(values, hi, lo, scale, flag, row, place, inside, count, SLICES)
+
+
+def quantise_rows(x: Tensor, slices: int, flag: Tensor) -> Rows:
+    """Rows of x bf16[R, C], C ≤ 16,384. Definition: kernels/reference/quantise.py."""
+    count, width = x.shape
+    rows = empty_rows(count, width, slices)
+    tile = row_tile(width, ROW_VALUES, ROW_LANE)
+    grid = (triton.cdiv(count, tile["ROWS"]),)
+    launch(_quantise_rows, grid, x, *rows, flag, count, WIDTH=width, SLICES=slices, **tile)
+    return rows
+
+
+@triton.jit
+def _quantise_weight(
+    w,
+    hi,
+    scale,
+    flag,
+    count,
+    WIDTH: tl.constexpr,
+    LSQ: tl.constexpr,
+    MEAN: tl.constexpr,
+    LOG_TERMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each program quantises ROWS rows by the rule "lsq" or "max"."""
+    row, _, place, inside = rows_of_tile(count, WIDTH, ROWS, BLOCK)
+    values = tl.load(w + place, mask=inside, other=0.0)
+    top = checked_top(tl.max(magnitude(values), 1), flag)
+    if LSQ:
+        mean = fixed_sum_rows(absolute(values), LOG_TERMS, flag) * MEAN
+        step = tl.where(top >= ROW_FLOOR, mean * LSQ_STEP, 0.0)
+        inverse = tl.where(step > 0.0, tl.div_rn(1.0, tl.where(step > 0.0, step, 1.0)), 0.0)
+    else:
+        step, inverse = scale_of(top, 1), inverse_of(top, 1)
+    ratio = tl.where(inverse[:, None] > 0.0, values * inverse[:, None], 0.0)
+    code = i32_of_small(tl.minimum(tl.maximum(ratio, -LAST_CODE), LAST_CODE))
+    tl.store(hi + place, code.to(tl.int8), mask=inside)
+    tl.store(scale + row, step, mask=row < count)
+
+
+@triton.jit
+def _transpose(x, y, height, width, SIDE: tl.constexpr):
+    """Each program transposes one square of x int8[height, width] into y."""
+    row = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
+    column = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    inside = (row < height)[:, None] & (column < width)[None, :]
+    square = tl.load(x + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0)
+    across = (column < width)[:, None] & (row < height)[None, :]
+    tl.store(y + column.to(tl.int64)[:, None] * height + row[None, :], tl.trans(square), mask=across)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """int8[R, C] → int8[C, R], a copy."""
+    height, width = x.shape
+    y = empty((width, height), torch.int8)
+    grid = (triton.cdiv(height, SIDE), triton.cdiv(width, SIDE))
+    launch(_transpose, grid, x, y, height, width, SIDE=SIDE, num_warps=SIDE_WARPS)
+    return y
+
+
+def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
+    """A weight f32[O, I], I ≤ 16,384, as int8 rows by the rule "max" or "lsq"; its layout is the transpose int8[I, O].
+
+    Definition: kernels/reference/quantise.py. ValueError for another rule.
+    """
+    if rule not in ("max", "lsq"):
+        raise ValueError(f"weight scale rule {rule!r}: it is one of ('max', 'lsq')")
+    count, width = w.shape
+    hi, scale = empty((count, width), torch.int8), empty((count,), torch.float32)
+    tile = row_tile(width, WEIGHT_VALUES, WEIGHT_LANE)
+    numbers = {"LSQ": rule == "lsq", "MEAN": reciprocal(width), "LOG_TERMS": ceil_log2(width)}
+    launch(
+        _quantise_weight, (triton.cdiv(count, tile["ROWS"]),), w, hi, scale, flag, count, WIDTH=width, **numbers, **tile
+    )
+    return Weight(hi, scale, transposed(hi))
