@@ -13,7 +13,6 @@ import triton.language as tl
 
 from kernels.interface import Attended, AttentionShape, Rows
 from kernels.nvidia.attention_tiles import (
-    TURN,
     Laid,
     common,
     exp2_down,
@@ -29,34 +28,34 @@ from kernels.nvidia.attention_tiles import (
 )
 from kernels.nvidia.numbers import UNIT_2, bf16, bits, bits_of, empty, from_bits, inverse_of, launch
 
-QUERIES, WARPS, STAGES = 64, 4, 3  # to sweep: 64 × 4 warps or 128 × 8; the keys of a block are TURN
+QUERIES, KEYS, WARPS, STAGES = 64, 64, 4, 3
 COUNT = tl.constexpr(1.5 * 2.0**5)  # p + it counts in units of 2⁻¹⁸
 COUNT_BITS = tl.constexpr(bits_of(1.5 * 2.0**5))
 
 
 @triton.jit
-def _peaks(x, b, m, top, MASKED: tl.constexpr):
-    """The running maxima m of the scores and top of the visible s_v, with block b of the keys.
+def _peaks(x, b, m, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr):
+    """The running maxima m of the scores, with block b of the keys.
 
-    Both are finite, and a score is −0 only where it underflows, which no two normalised rows do: so the float maximum
-    is the maximum by bits.
+    A score is finite, and −0 only where it underflows, which the product of two live scales is too large for: so the
+    float maximum is the maximum by bits.
     """
-    q, q_scale, i, e, k, k_scale, v_scale, v_top, place, row, S, P, W, K, E, EP, J = x
+    q, q_scale, i, e, k, k_scale, v_scale, place, row, S, P, W = x
     j = b * J + tl.arange(0, J)
     k_tile = rows_of(k, row + tl.minimum(j, S - 1) * K, e, E, EP)
     s = scores(q, k_tile, q_scale, tl.load(k_scale + place * P + j))
     if MASKED:
-        seen = in_sight(i, j, W)
-        s = tl.where(seen, s, float("-inf"))
-        v_seen = tl.where(seen, tl.load(v_scale + place * P + j)[None, :], 0.0)
-        return tl.maximum(m, tl.max(s, 1)), tl.maximum(top, tl.max(v_seen, 1))
-    return tl.maximum(m, tl.max(s, 1)), tl.maximum(top, tl.load(v_top + place * (P // J) + b))
+        s = tl.where(in_sight(i, j, W), s, float("-inf"))
+    return tl.maximum(m, tl.max(s, 1))
 
 
 @triton.jit
-def _weigh(x, v_turned, b, m, inverse, total, hi, lo, MASKED: tl.constexpr):
+def _weigh(
+    x, v_turned, b, m, inverse, total, hi, lo,
+    K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, J: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """The sums so far with block b of the keys: of rint(p·2¹⁸) and of the codes' two slices times v."""
-    q, q_scale, i, e, k, k_scale, v_scale, v_top, place, row, S, P, W, K, E, EP, J = x
+    q, q_scale, i, e, k, k_scale, v_scale, place, row, S, P, W = x
     j = b * J + tl.arange(0, J)
     k_tile = rows_of(k, row + tl.minimum(j, S - 1) * K, e, E, EP)
     v_tile = turned_of(v_turned, place, j, e, P, E, EP)
@@ -78,26 +77,29 @@ def _attend(
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * I  # the longest rows first
     window, head = tl.program_id(0) // H, tl.program_id(0) % H
     kv = head // (H // K)
+    place = window * K + kv
     i, e = start + tl.arange(0, I), tl.arange(0, EP)
     at = (window * S + tl.minimum(i, S - 1)) * H + head
     q_tile, s_q = rows_of(q, at, e, E, EP), tl.load(q_scale + at)
-    x = (q_tile, s_q, i, e, k, k_scale, v_scale, v_top, window * K + kv, window * S * K + kv, S, P, W, K, E, EP, J)
+    x = (q_tile, s_q, i, e, k, k_scale, v_scale, place, window * S * K + kv, S, P, W)
     first, inner, outer, last = keys_in_reach(start, S, W, I, J)
     edge = inner - first + tl.maximum(last - outer, 0)
 
-    m, top = tl.full((I,), float("-inf"), tl.float32), tl.zeros((I,), tl.float32)
+    m = tl.full((I,), float("-inf"), tl.float32)
     for b in range(edge):
-        m, top = _peaks(x, split_block(b, first, inner, outer), m, top, True)
+        m = _peaks(x, split_block(b, first, inner, outer), m, K, E, EP, J, True)
     for b in range(inner, outer):
-        m, top = _peaks(x, b, m, top, False)
+        m = _peaks(x, b, m, K, E, EP, J, False)
 
+    top = tl.load(v_top + place * P + i)
     inverse = inverse_of(bits(top), 2)
     total = tl.zeros((I,), tl.int32)
     hi, lo = tl.zeros((I, EP), tl.int32), tl.zeros((I, EP), tl.int32)
-    for b in range(edge):
-        total, hi, lo = _weigh(x, v_turned, split_block(b, first, inner, outer), m, inverse, total, hi, lo, True)
+    for index in range(edge):
+        b = split_block(index, first, inner, outer)
+        total, hi, lo = _weigh(x, v_turned, b, m, inverse, total, hi, lo, K, E, EP, J, True)
     for b in range(inner, outer):
-        total, hi, lo = _weigh(x, v_turned, b, m, inverse, total, hi, lo, False)
+        total, hi, lo = _weigh(x, v_turned, b, m, inverse, total, hi, lo, K, E, EP, J, False)
 
     factor = tl.div_rn(top * UNIT_2, total.to(tl.float32) * (2.0**-18))
     to = out + at[:, None] * E + e[None, :]
@@ -118,6 +120,6 @@ def attention(q: Rows, k: Rows, v: Rows, shape: AttentionShape) -> Attended:
     grid = (tokens // shape.sequence * shape.heads, padded(shape.sequence) // QUERIES)
     launch(
         _attend, grid, q.hi.contiguous(), q.scale.contiguous(), keys.hi, keys.scale, values.turned, values.scale,
-        values.top, out, peak, total, **common(shape), I=QUERIES, J=TURN, num_warps=WARPS, num_stages=STAGES,
+        values.top, out, peak, total, **common(shape), I=QUERIES, J=KEYS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return Attended(out, peak, total)

@@ -111,33 +111,42 @@ def split_block(index, first, inner, outer):
 
 
 @triton.jit
-def _lay(x, scale, turned, scales, tops, S, P, H, E: tl.constexpr, EP: tl.constexpr, B: tl.constexpr, TURNED: tl.constexpr):
-    """Rows of a head, B tokens of a window: scales f32 [N, H, P], their maxima by block f32 [N, H, P / B], turned."""
+def _lay(
+    x, scale, turned, scales, tops, S, P, W, H: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, B: tl.constexpr,
+    TURNED: tl.constexpr,
+):  # fmt: skip
+    """B tokens of one head: scales f32[N, H, P]; with TURNED also the rows turned, and tops f32[N, H, P], each query's
+    largest visible scale."""
     block, place = tl.program_id(0), tl.program_id(1)
     t = block * B + tl.arange(0, B)
-    row = (place // H * S + t) * H + place % H
-    s = tl.load(scale + row, mask=t < S, other=0.0)
-    tl.store(scales + place * P + t, s)
-    tl.store(tops + place * (P // B) + block, from_bits(tl.max(bits(s), 0)))
+    first = place // H * S
+    row = (first + t) * H + place % H
+    tl.store(scales + place * P + t, tl.load(scale + row, mask=t < S, other=0.0))
     if TURNED:
         e = tl.arange(0, EP)
         tile = tl.load(x + row[:, None] * E + e[None, :], mask=(t < S)[:, None] & (e < E)[None, :], other=0)
         tl.store(turned + (place * E + e)[:, None] * P + t[None, :], tl.trans(tile), mask=(e < E)[:, None])
+        top = tl.zeros((B,), tl.int32)
+        for b in range(tl.maximum(block * B - W + 1, 0) // B, block + 1):
+            j = b * B + tl.arange(0, B)
+            s = bits(tl.load(scale + (first + j) * H + place % H, mask=j < S, other=0.0))
+            top = tl.maximum(top, tl.max(tl.where(in_sight(t, j, W), s[None, :], 0), 1))
+        tl.store(tops + place * P + t, from_bits(top))
 
 
 class Laid:
-    """Rows of one kind as the kernels read them: hi as it came, scale f32[N, H, P], top f32[N, H, P / TURN] and turned
-    int8[N, H, E, P], or hi again where nothing contracts over its tokens."""
+    """Rows of one kind as the kernels read them: hi as it came, scale f32[N, H, P], and if turned int8[N, H, E, P] and
+    top f32[N, H, P], the largest scale that each query sees."""
 
     def __init__(self, x: Rows, heads: int, shape: AttentionShape, turn: bool) -> None:
+        windows, length, sizes = len(x.scale) // (shape.sequence * heads), padded(shape.sequence), common(shape)
         self.hi: Tensor = x.hi.contiguous()
-        windows, P = len(x.scale) // (shape.sequence * heads), padded(shape.sequence)
-        self.scale = empty((windows, heads, P), torch.float32)
-        self.top = empty((windows, heads, P // TURN), torch.float32)
-        self.turned = empty((windows, heads, shape.width, P), torch.int8) if turn else self.hi
+        self.scale = empty((windows, heads, length), torch.float32)
+        self.top = empty((windows, heads, length), torch.float32) if turn else self.scale
+        self.turned = empty((windows, heads, shape.width, length), torch.int8) if turn else self.hi
         launch(
-            _lay, (P // TURN, windows * heads), self.hi, x.scale.contiguous(), self.turned, self.scale, self.top,
-            shape.sequence, P, heads, E=shape.width, EP=padded_width(shape.width), B=TURN, TURNED=turn, num_warps=4,
+            _lay, (length // TURN, windows * heads), self.hi, x.scale.contiguous(), self.turned, self.scale, self.top,
+            **{name: sizes[name] for name in ("S", "P", "W", "E", "EP")}, H=heads, B=TURN, TURNED=turn, num_warps=4,
         )  # fmt: skip
 
 
