@@ -105,6 +105,16 @@ def keys_in_reach(start, S, W, I: tl.constexpr, J: tl.constexpr):
 
 
 @triton.jit
+def queries_in_reach(start, S, W, I: tl.constexpr, J: tl.constexpr):
+    """(first, inner, outer, last): the blocks of I queries that see any of keys start … start + J − 1, [first, last),
+    and those of which all see all of these, [inner, outer)."""
+    first = start // I
+    last = tl.cdiv(tl.minimum(start + J - 1 + W, S), I)
+    inner = tl.minimum(tl.cdiv(start + J - 1, I), tl.maximum(last, first))
+    return first, inner, tl.maximum(inner, tl.minimum(start + W, S) // I), last
+
+
+@triton.jit
 def split_block(index, first, inner, outer):
     """The index-th block of [first, inner) and [outer, ∞)."""
     return tl.where(index < inner - first, first + index, outer + index - (inner - first))
