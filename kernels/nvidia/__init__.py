@@ -1,1 +1,113 @@
-"""The NVIDIA backend: every operation of a step as Triton kernels, exact by the contract."""
+"""The NVIDIA backend: every operation of a step as Triton kernels, exact by the contract.
+
+Arrays are torch tensors on the current CUDA device; bf16 is int16 of the same bits. Same functions and same bytes as
+kernels/reference, which defines them. Nothing waits for the device except `to_host` and `leaves`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import digest as host_digest
+from kernels.generic import initial
+from kernels.nvidia import digest
+from kernels.nvidia.attention import attention
+from kernels.nvidia.attention_backward import attention_backward
+from kernels.nvidia.head import head, head_backward
+from kernels.nvidia.layers import (
+    embed,
+    embed_backward,
+    norm_backward,
+    norm_bf16,
+    norm_rows,
+)
+from kernels.nvidia.linear import linear_backward, project, project_add
+from kernels.nvidia.numbers import DEVICE, zeros
+from kernels.nvidia.optimizer import adamw, fixed_sum, square_rows
+from kernels.nvidia.quantise import quantise_rows, quantise_weight
+from kernels.nvidia.rotate import rotate_backward, rotate_rows
+from kernels.nvidia.swiglu import swiglu_backward, swiglu_rows
+
+if DEVICE.type == "cuda" and not torch.cuda.is_available():
+    raise ImportError(f"torch {torch.__version__} finds no CUDA device")
+
+NAME = "nvidia"
+__all__ = [
+    "NAME",
+    "adamw",
+    "attention",
+    "attention_backward",
+    "describe",
+    "embed",
+    "embed_backward",
+    "fixed_sum",
+    "head",
+    "head_backward",
+    "initial_weights",
+    "leaves",
+    "linear_backward",
+    "new_flag",
+    "new_sums",
+    "norm_backward",
+    "norm_bf16",
+    "norm_rows",
+    "project",
+    "project_add",
+    "quantise_rows",
+    "quantise_weight",
+    "rotate_backward",
+    "rotate_rows",
+    "square_rows",
+    "swiglu_backward",
+    "swiglu_rows",
+    "to_device",
+    "to_host",
+]
+
+
+def new_flag() -> Tensor:
+    """A step's flag, not raised."""
+    return zeros((1,), torch.int32)
+
+
+def new_sums(shape: tuple[int, ...]) -> Tensor:
+    """Fixed-point sums, all zero."""
+    return zeros(shape, torch.int64)
+
+
+def to_device(x: np.ndarray | Tensor) -> Tensor:
+    """A host array on the device, bf16 as int16; a tensor stays what it is."""
+    if isinstance(x, Tensor):
+        return x
+    array = np.require(x, requirements=["C", "W"])  # torch warns of arrays that it may not write, so those are copied
+    return torch.from_numpy(array.view(np.int16) if array.dtype == np.uint16 else array).to(DEVICE)
+
+
+def to_host(x: np.ndarray | Tensor) -> np.ndarray:
+    """A tensor as a host array, bf16 as uint16."""
+    if isinstance(x, np.ndarray):
+        return x
+    array: np.ndarray = x.cpu().numpy()
+    return array.view(np.uint16) if array.dtype == np.int16 else array
+
+
+def leaves(x: np.ndarray | Tensor) -> bytes:
+    """The leaf digests of a tensor f32 or i64, hashed where it lies."""
+    return host_digest.leaves(x) if isinstance(x, np.ndarray) else digest.leaves(x)
+
+
+def initial_weights(seed: int, name: str, shape: tuple[int, ...], std: np.float32) -> Tensor:
+    """f32[shape] of (seed, parameter name): torch's integers and float32 + − × alone."""
+    return initial.initial_weights(DEVICE, seed, name, shape, std)
+
+
+def describe() -> dict[str, Any]:
+    """What this backend runs on, for segment records and certificates: none of it changes a bit."""
+    import triton
+
+    kind = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "interpreter"
+    return {"backend": NAME, "device": kind, "torch": torch.__version__, "triton": triton.__version__}

@@ -198,7 +198,7 @@ class Race:
         self.run, self.short = (run_of(model, n, asked.unit_windows) for n in (asked.windows, asked.unit_windows))
         random = np.random.default_rng(0)
         self.windows = random.integers(0, model.vocab, (asked.windows, model.seq_len + 1))
-        self.state: State = initial_state(self.run, backend)
+        self.state: State = initial_state(self.run, backend).placed(backend.to_device)
         held = self._allocated()
         compiled = "no" if not self.gpu else "whole" if asked.whole else "blocks"
         parameters = parameters_of(backend, self.state.weights, device, torch.bfloat16)
