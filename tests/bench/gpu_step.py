@@ -37,7 +37,7 @@ from kernels.interface import AttentionShape, Rows, Weight
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 from model.state import State, initial_state
 from model.step import StepRecord, step
-from tests.bench.gpu_stock import Trainer, parameters_of
+from tests.bench.gpu_stock import Compiled, Trainer, parameters_of
 
 OPEN_1B = ModelSpec(vocab=128_256, d_model=2048, layers=24, heads=16, kv_heads=4, head_dim=128, ffn=5632)
 TINY = ModelSpec(
@@ -208,9 +208,9 @@ class Race:
         self.windows = random.integers(0, model.vocab, (asked.windows, model.seq_len + 1))
         self.state: State = initial_state(self.run, backend)
         held = self._allocated()
-        compiled = "no" if not self.gpu else "whole" if asked.whole else "blocks"
+        self.compiled: Compiled = "no" if not self.gpu else "whole" if asked.whole else "blocks"
         parameters = parameters_of(backend, self.state.weights, device, torch.bfloat16)
-        self.peer = Trainer(self.run, parameters, asked.micro, compiled)
+        self.peer = Trainer(self.run, parameters, asked.micro, self.compiled)
         del parameters
         self.held = {"verbatim": held, "stock bf16": self._allocated() - held}
         self.peak = dict.fromkeys(self.held, 0)
@@ -326,7 +326,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "windows": asked.windows,
         "unit_windows": asked.unit_windows,
         "stock_micro_windows": asked.micro,
-        "stock_compiled": "whole" if asked.whole else "blocks",
+        "stock_compiled": race.compiled,
         "seconds": {name: [round(s, 4) for s in seconds] for name, seconds in times.items()},
         "tokens_per_s": {name: round(tokens / statistics.median(seconds)) for name, seconds in times.items()},
         "loss": race.losses,

@@ -38,7 +38,7 @@ from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec, Sp
 from model.state import initial_state
 from model.step import evaluate, step
 from tests.bench.gpu_step import TINY
-from tests.bench.gpu_stock import Trainer, parameters_of
+from tests.bench.gpu_stock import Compiled, Trainer, parameters_of
 from tests.bench.python_text import Corpus, corpus
 
 WINDOWS, UNIT_WINDOWS, HELD_OUT_WINDOWS = 8, 4, 64
@@ -107,7 +107,7 @@ class Study:
     def run(self, numerics: dict[str, Any], seed: int, tokens: int) -> RunSpec:
         """The run of an arm; no update is ever skipped for a large norm."""
         phases = (Phase(from_tokens=0, windows=WINDOWS),)
-        rates = {"peak_lr": "0.001", "warmup_tokens": tokens // 20, "total_tokens": tokens}
+        rates: dict[str, Any] = {"peak_lr": "0.001", "warmup_tokens": tokens // 20, "total_tokens": tokens}
         return RunSpec(
             name="precision",
             seed=seed,
@@ -164,7 +164,7 @@ class Study:
         """(training losses, held-out loss) of the peer, from the same weights."""
         weights = initial_state(run, self.backend).weights
         parameters = parameters_of(self.backend, weights, self.device, torch.float32)
-        compiled = "blocks" if self.device.type == "cuda" else "no"
+        compiled: Compiled = "blocks" if self.device.type == "cuda" else "no"
         trainer = Trainer(run, parameters, WINDOWS, compiled)
         losses = [trainer.step(windows) for windows in batches]
         return torch.stack(losses).tolist(), trainer.evaluate(self.text.held_out)
