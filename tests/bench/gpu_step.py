@@ -33,11 +33,11 @@ from torch import Tensor
 
 import kernels
 from kernels import canonical, digest
-from kernels.interface import AttentionShape, Weight
+from kernels.interface import AttentionShape, Rows, Weight
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 from model.state import State, initial_state
 from model.step import StepRecord, step
-from tests.bench.gpu_stock import Trainer, parameters_of
+from tests.bench.gpu_stock import Compiled, Trainer, parameters_of
 
 OPEN_1B = ModelSpec(vocab=128_256, d_model=2048, layers=24, heads=16, kv_heads=4, head_dim=128, ffn=5632)
 TINY = ModelSpec(
@@ -61,6 +61,26 @@ CLASSES = {
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
 ONCE_A_STEP = ("weights' codes", "optimizer", "digests")
 DIGESTED_BYTES = 20  # of a parameter: weight and moments f32, gradient i64
+
+
+# Of a call's arguments: operations of its integer products, and which arguments are both read and written.
+OPERATIONS: dict[str, Callable[..., float]] = {
+    "project": lambda x, w: 2 * slices(x) * len(x.hi) * size(w.hi),
+    "project_add": lambda x, w, _residual: 2 * slices(x) * len(x.hi) * size(w.hi),
+    "linear_backward": lambda x, parts, n, _flag: 4 * n * len(x.hi) * sum(size(part.weight.hi) for part in parts),
+    "attention": lambda q, _k, _v, shape: 3 * 2 * shape.width * pairs(shape, len(q.hi)),
+    "attention_backward": lambda q, *others: 10 * 2 * others[-2].width * pairs(others[-2], len(q.hi)),
+    "head": lambda x, w, *_: 2 * 2 * len(x.hi) * size(w.hi),
+    "head_backward": lambda x, w, *_: 6 * 2 * len(x.hi) * size(w.hi),
+}
+READ_AND_WRITTEN = {"head_backward": (4,), "adamw": (0, 1, 2)}
+# Where bytes moved are not those of the arguments: tables of which few rows are touched, and calls that move nothing.
+MOVED: dict[str, Callable[..., float]] = {
+    "embed": lambda table, tokens: 6 * len(tokens) * table.shape[1],
+    "embed_backward": lambda dx, *_: 9 * size(dx),
+    "to_device": lambda *_: 0,
+    "to_host": lambda *_: 0,
+}
 
 
 class Call(NamedTuple):
@@ -113,31 +133,19 @@ def size(x: Any) -> int:
     return x.nbytes if isinstance(x, np.ndarray | Tensor) else 0
 
 
-def work(name: str, a: tuple[Any, ...], result: Any) -> tuple[float, float]:
+def work(name: str, arguments: tuple[Any, ...], result: Any) -> tuple[float, float]:
     """(operations of integer products, a multiplication and an addition being two; bytes moved) of a call at least."""
-    if CLASS_OF[name] == "transfers":
-        return 0, 0  # most give back what they got
-    moved: float = size(a) + size(result)
-    if name in ("project", "project_add"):
-        return 2 * a[0].hi.shape[0] * size(a[1].hi) * (1 if a[0].lo is None else 2), moved
-    if name == "linear_backward":
-        sums = sum(size(part.sums) for part in a[1])
-        return 4 * a[0].hi.shape[0] * sum(size(part.weight.hi) for part in a[1]) * a[2], moved + sums
-    if name == "attention":
-        return 3 * 2 * a[3].width * pairs(a[3], len(a[0].scale)), moved
-    if name == "attention_backward":
-        return 10 * 2 * a[5].width * pairs(a[5], len(a[0].scale)), moved
-    if name == "head":
-        return 2 * 2 * a[0].hi.shape[0] * size(a[1].hi), moved
-    if name == "head_backward":
-        return 6 * 2 * a[0].hi.shape[0] * size(a[1].hi), moved + size(a[4])
-    if name == "embed":
-        return 0, 3 * size(result)
-    if name == "embed_backward":
-        return 0, 9 * size(a[0])
-    if name == "adamw":
-        return 0, moved + size(a[:3])
-    return 0, moved
+    operations = OPERATIONS[name](*arguments) if name in OPERATIONS else 0
+    if name in MOVED:
+        return operations, MOVED[name](*arguments)
+    again = sum(size(arguments[place]) for place in READ_AND_WRITTEN.get(name, ()))
+    sums = sum(size(part.sums) for part in arguments[1]) if name == "linear_backward" else 0
+    return operations, size(arguments) + size(result) + again + sums
+
+
+def slices(rows: Rows) -> int:
+    """How many int8 products a product with these rows takes."""
+    return 1 if rows.lo is None else 2
 
 
 def pairs(shape: AttentionShape, rows: int) -> int:
@@ -200,13 +208,13 @@ class Race:
         self.windows = random.integers(0, model.vocab, (asked.windows, model.seq_len + 1))
         self.state: State = initial_state(self.run, backend).placed(backend.to_device)
         held = self._allocated()
-        compiled = "no" if not self.gpu else "whole" if asked.whole else "blocks"
+        self.compiled: Compiled = "no" if not self.gpu else "whole" if asked.whole else "blocks"
         parameters = parameters_of(backend, self.state.weights, device, torch.bfloat16)
-        self.peer = Trainer(self.run, parameters, asked.micro, compiled)
+        self.peer = Trainer(self.run, parameters, asked.micro, self.compiled)
         del parameters
         self.held = {"verbatim": held, "stock bf16": self._allocated() - held}
         self.peak = dict.fromkeys(self.held, 0)
-        self.losses: dict[str, float] = {}
+        self.losses: dict[str, float] = {}  # of each contender's first timed step, on the same windows
 
     def _allocated(self) -> int:
         gc.collect()
@@ -233,12 +241,12 @@ class Race:
             seconds = timed(lambda: found.append(self.ours(backend or self.backend)), self.gpu)
             if found[0].loss is None:
                 raise SystemExit("the step was not finite: nothing was measured; try checked:<backend> on a short step")
-            self.losses[name] = float(canonical.from_bits(found[0].loss))
+            self.losses.setdefault(name, float(canonical.from_bits(found[0].loss)))
         else:
             self.stock(short=True)
             losses: list[float] = []
             seconds = timed(lambda: losses.append(self.stock()), self.gpu)
-            self.losses[name] = losses[0]
+            self.losses.setdefault(name, losses[0])
         if self.gpu:
             other = sum(held for contender, held in self.held.items() if contender != name)
             self.peak[name] = max(self.peak[name], torch.cuda.max_memory_allocated() - other)
@@ -301,7 +309,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     for _ in range(asked.rounds):
         for name, seconds in times.items():
             seconds.append(race.turn(name))
-            say(f"{name}: {seconds[-1]:.3f} s, loss {race.losses[name]:.4f}")
+            say(f"{name}: {seconds[-1]:.3f} s")
     calls, plain = Timed(backend, race.gpu), statistics.median(times["verbatim"])
     instrumented = race.turn("verbatim", calls)
     tokens = asked.windows * race.run.model.seq_len
@@ -318,7 +326,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "windows": asked.windows,
         "unit_windows": asked.unit_windows,
         "stock_micro_windows": asked.micro,
-        "stock_compiled": "whole" if asked.whole else "blocks",
+        "stock_compiled": race.compiled,
         "seconds": {name: [round(s, 4) for s in seconds] for name, seconds in times.items()},
         "tokens_per_s": {name: round(tokens / statistics.median(seconds)) for name, seconds in times.items()},
         "loss": race.losses,
