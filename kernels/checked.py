@@ -118,7 +118,7 @@ class Checked(ModuleType):
         super().__init__(f"kernels.checked.{backend.NAME}", __doc__)
         self.backend, self.NAME = backend, f"checked:{backend.NAME}"
         self.to_device, self.to_host = backend.to_device, backend.to_host
-        self.new_flag, self.new_sums, self.leaves = backend.new_flag, backend.new_sums, backend.leaves
+        self.new_flag, self.new_sums, self.leaves_of = backend.new_flag, backend.new_sums, backend.leaves_of
 
     def describe(self) -> dict[str, Any]:
         return {**self.backend.describe(), "backend": self.NAME}

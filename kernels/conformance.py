@@ -255,7 +255,7 @@ def _leaves_case(shape: tuple[int, ...], dtype: str) -> Callable[[ModuleType], l
     def case(b: ModuleType) -> list[Any]:
         count = math.prod(shape) * np.dtype(dtype).itemsize // 4
         x = words(7, "leaves", 0, count).view(dtype).reshape(shape)
-        return [np.frombuffer(b.leaves(b.to_device(x)), np.uint32)]
+        return [np.frombuffer(b.leaves_of({"x": b.to_device(x)})["x"], np.uint32)]
 
     return case
 

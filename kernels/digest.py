@@ -57,6 +57,11 @@ def leaves(array: np.ndarray) -> bytes:
     return b"".join(_threads(os.getpid()).map(_span_leaves, spans, [size] * len(spans)))
 
 
+def leaves_of(tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """leaves() of each, by name."""
+    return {name: leaves(array) for name, array in tensors.items()}
+
+
 def _span_leaves(span: memoryview, size: int) -> bytes:
     starts = range(0, len(span), max(1, size))
     return b"".join(_hasher("leaf").update(span[start : start + size]).digest() for start in starts)
@@ -73,6 +78,11 @@ def tensor_digest(name: str, array: Any, array_leaves: bytes | None = None) -> s
     dtype = str(array.dtype).removeprefix("torch.")
     head = canonical.dumps({"dtype": dtype, "name": name, "shape": list(array.shape)})
     return digest(head + (leaves(array) if array_leaves is None else array_leaves), "tensor")
+
+
+def tensor_digests(tensors: Mapping[str, Any], leaves_by_name: Mapping[str, bytes]) -> dict[str, str]:
+    """The digest of each named tensor, from its leaves."""
+    return {name: tensor_digest(name, tensor, leaves_by_name[name]) for name, tensor in tensors.items()}
 
 
 def root(tensors: Mapping[str, str], scalars: Mapping[str, Any]) -> str:

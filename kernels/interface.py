@@ -16,7 +16,7 @@ then returns is defined and finite, but the step it belongs to is void.
     to_host(x) -> np.ndarray, perhaps of the same memory
     new_flag() -> flag
     new_sums(shape) -> i64[shape], zeros
-    leaves(x f32 or i64) -> the leaf digests of a tensor, as kernels.digest.leaves
+    leaves_of(tensors f32 or i64, by name) -> the leaf digests of each, by name, as kernels.digest.leaves
     initial_weights(seed, name, shape, std) -> f32[shape]
     embed(table f32[V,D], tokens i64[T]) -> bf16[T,D]
     norm_bf16(x bf16[T,D], gain f32[D], eps, flag) -> (bf16[T,D], r f32[T])

@@ -15,6 +15,7 @@ from model import host
 from model.spec import RunSpec
 from model.spike import SpikeState
 
+LeavesOf = Callable[[Mapping[str, Any]], Mapping[str, bytes]]
 SCALARS = {"step", "tokens", "windows", "updates", "spike"}
 
 
@@ -39,7 +40,8 @@ class State:
     def placed(self, place: Callable[[Any], Any]) -> "State":
         """The same state with every tensor where `place` puts it: a backend's to_device, or its to_host."""
         groups = ({name: place(x) for name, x in group.items()} for group in (self.weights, self.m, self.v))
-        return replace(self, **dict(zip(("weights", "m", "v"), groups, strict=True)))
+        weights, m, v = groups
+        return replace(self, weights=weights, m=m, v=v)
 
     def scalars(self) -> dict[str, Any]:
         """Everything else, for canonical JSON."""
@@ -83,7 +85,8 @@ def initial_state(
     return State(weights, m, v)
 
 
-def root(state: State, leaves: Callable[[Any], bytes] = digest.leaves) -> tuple[str, dict[str, str]]:
-    """(state root, digest of each tensor); `leaves` is the backend's where the tensors lie on its device."""
-    digests = {name: digest.tensor_digest(name, x, leaves(x)) for name, x in state.tensors().items()}
+def root(state: State, leaves_of: LeavesOf = digest.leaves_of) -> tuple[str, dict[str, str]]:
+    """(state root, digest of each tensor); `leaves_of` is the backend's where the tensors lie on its device."""
+    tensors = state.tensors()
+    digests = digest.tensor_digests(tensors, leaves_of(tensors))
     return digest.root(digests, state.scalars()), digests

@@ -74,10 +74,10 @@ def step(
     report = diagnostics.measure(backend, state, sums, mean, codes) if diagnose and finite else None
     gradient = dict(sorted(sums.items())) if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    digests = {name: digest.tensor_digest(name, s, backend.leaves(s)) for name, s in gradient.items()}
+    digests = digest.tensor_digests(gradient, backend.leaves_of(gradient))
     if take is not None and finite:
         take({name: backend.to_host(s) for name, s in gradient.items()})
-    root, tensors = states.root(state, backend.leaves)
+    root, tensors = states.root(state, backend.leaves_of)
     return StepRecord(
         step=plan.step,
         tokens=plan.tokens_after,

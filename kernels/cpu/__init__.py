@@ -30,7 +30,7 @@ from kernels.cpu.layers import (
 from kernels.cpu.linear import linear_backward, project, project_add
 from kernels.cpu.optimizer import adamw, square_rows
 from kernels.cpu.quantise import fixed_sum, quantise_rows, quantise_weight
-from kernels.digest import leaves
+from kernels.digest import leaves_of
 
 NAME = "cpu"
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "head",
     "head_backward",
     "initial_weights",
-    "leaves",
+    "leaves_of",
     "linear_backward",
     "new_flag",
     "new_sums",

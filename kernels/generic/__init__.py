@@ -8,6 +8,7 @@ the same, the conformance vectors name the operation. float64 is used nowhere. T
 bf16 as int16 of the same bits.
 """
 
+from collections.abc import Mapping
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -47,7 +48,7 @@ def on(name: str) -> ModuleType:
         "describe": partial(_describe, name, device),
         "new_flag": partial(torch.zeros, 1, dtype=torch.int32, device=device),
         "new_sums": partial(torch.zeros, dtype=torch.int64, device=device),
-        "leaves": _leaves,
+        "leaves_of": _leaves_of,
         "to_device": partial(_to_device, device),
         "to_host": _to_host,
         "initial_weights": partial(initial.initial_weights, device),
@@ -69,9 +70,9 @@ def _describe(name: str, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _leaves(x: np.ndarray | Tensor) -> bytes:
-    """The leaf digests of a tensor, made on the host."""
-    return digest.leaves(_to_host(x))
+def _leaves_of(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, bytes]:
+    """The leaf digests of each tensor, by name, made on the host."""
+    return digest.leaves_of({name: _to_host(x) for name, x in tensors.items()})
 
 
 def _to_device(device: torch.device, x: np.ndarray | Tensor) -> Tensor:

@@ -6,13 +6,13 @@ kernels/reference, which defines them. Nothing waits for the device except `to_h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import digest as host_digest
 from kernels.generic import initial
 from kernels.nvidia import digest
 from kernels.nvidia.attention import attention
@@ -48,7 +48,7 @@ __all__ = [
     "head",
     "head_backward",
     "initial_weights",
-    "leaves",
+    "leaves_of",
     "linear_backward",
     "new_flag",
     "new_sums",
@@ -95,9 +95,9 @@ def to_host(x: np.ndarray | Tensor) -> np.ndarray:
     return array.view(np.uint16) if array.dtype == np.int16 else array
 
 
-def leaves(x: np.ndarray | Tensor) -> bytes:
-    """The leaf digests of a tensor f32 or i64, hashed where it lies."""
-    return host_digest.leaves(x) if isinstance(x, np.ndarray) else digest.leaves(x)
+def leaves_of(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, bytes]:
+    """The leaf digests of each tensor f32 or i64, by name; the device hashes all of them before the host waits."""
+    return digest.leaves_of({name: to_device(x) for name, x in tensors.items()})
 
 
 def initial_weights(seed: int, name: str, shape: tuple[int, ...], std: np.float32) -> Tensor:

@@ -10,6 +10,8 @@ one pipe only, so additions go to the other, where multiplications are: hence `o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -199,6 +201,13 @@ def digests(x: Tensor) -> Tensor:
     return out
 
 
-def leaves(x: Tensor) -> bytes:
-    """`kernels.digest.leaves` of a device tensor: 32 bytes a leaf, in row order. Waits for the device once."""
-    return digests(x).cpu().numpy().tobytes()
+def leaves_of(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """`kernels.digest.leaves` of each device tensor: 32 bytes a leaf, in row order. Waits for the device once."""
+    parts = [digests(x) for x in tensors.values()]
+    if not parts:
+        return {}
+    joined, start, found = torch.cat(parts).cpu().numpy(), 0, {}
+    for name, part in zip(tensors, parts, strict=True):
+        found[name] = joined[start : start + len(part)].tobytes()
+        start += len(part)
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.digest import leaves
+from kernels.digest import leaves_of
 from kernels.reference.attention import attention, attention_backward
 from kernels.reference.head import head, head_backward
 from kernels.reference.initial import initial_weights
@@ -43,7 +43,7 @@ __all__ = [
     "head",
     "head_backward",
     "initial_weights",
-    "leaves",
+    "leaves_of",
     "linear_backward",
     "new_flag",
     "new_sums",

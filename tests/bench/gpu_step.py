@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import canonical, digest
+from kernels import canonical
 from kernels.interface import AttentionShape, Rows, Weight
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 from model.state import State, initial_state
@@ -55,7 +55,7 @@ CLASSES = {
     ),
     "weights' codes": ("quantise_weight",),
     "optimizer": ("new_sums", "square_rows", "fixed_sum", "adamw"),
-    "digests": ("leaves",),
+    "digests": ("leaves_of",),
     "transfers": ("to_device", "to_host"),
 }
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
@@ -254,14 +254,9 @@ class Race:
 
     def digesting(self) -> float:
         """Bytes a second of the leaves' digests of the state."""
-        leaves, tensors = getattr(self.backend, "leaves", digest.leaves), self.state.tensors().values()
-
-        def all_leaves() -> None:
-            for tensor in tensors:
-                leaves(tensor)
-
-        all_leaves()
-        return sum(tensor.nbytes for tensor in tensors) / timed(all_leaves, self.gpu)
+        tensors = self.state.tensors()
+        self.backend.leaves_of(tensors)
+        return sum(x.nbytes for x in tensors.values()) / timed(lambda: self.backend.leaves_of(tensors), self.gpu)
 
 
 def breakdown(calls: Timed, whole: float, rates: dict[str, float]) -> dict[str, dict[str, float]]:

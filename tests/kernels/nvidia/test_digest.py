@@ -32,12 +32,13 @@ def test_leaves_are_the_host_s(lanes: int, shape: tuple[int, ...], kind: str, mo
     monkeypatch.setattr(device, "MERGE_LEAVES", 2)
     words = np.random.default_rng(0).integers(0, 2**32, (*shape, int(kind[1]) // 4), np.uint32)
     array = words.view(kind).reshape(shape)
-    assert device.leaves(torch.from_numpy(array)) == digest.leaves(array)
+    assert device.leaves_of({"x": torch.from_numpy(array)}) == {"x": digest.leaves(array)}
 
 
 def test_a_view_is_digested_by_its_values() -> None:
     x = torch.arange(30, dtype=torch.float32).reshape(5, 6).T[:, 1:]
-    assert device.leaves(x) == digest.leaves(x.contiguous().numpy())
+    found = device.leaves_of({"x": x, "y": x[:1]})
+    assert found == {name: digest.leaves(y.contiguous().numpy()) for name, y in (("x", x), ("y", x[:1]))}
 
 
 def test_the_context_key_follows_from_the_context() -> None:
