@@ -30,6 +30,7 @@ SCATTER_VALUES, SCATTER_LANE = 2048, 8
 NORM_VALUES, NORM_LANE = 2048, 32
 BACKWARD_VALUES, BACKWARD_LANE = 1, 16  # one row at a time
 BACKWARD_PROGRAMS = 528  # each goes over many rows and adds to the gain's sums once: 4 a processor of an H200
+BACKWARD_STAGES = 3  # rows on their way at a time
 GRADIENT_UNIT = tl.constexpr(2.0**GRADIENT_BITS)
 GRADIENT_LIMIT = tl.constexpr(2.0**SUM_LIMIT)
 
@@ -53,9 +54,7 @@ def embed(table: Tensor, tokens: Tensor) -> Tensor:
 
 
 @triton.jit
-def _embed_backward(
-    dx, tokens, sums, flag, count, terms, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+def _embed_backward(dx, tokens, sums, flag, count, terms, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Each program adds ROWS rows to their tokens' sums: integers, so the order in which they meet is no matter."""
     row, column, place, inside = rows_of_tile(count, WIDTH, ROWS, BLOCK)
     token = tl.load(tokens + row, mask=row < count, other=0)
@@ -124,7 +123,7 @@ def norm_rows(x: Tensor, gain: Tensor, eps: np.float32, slices: int, flag: Tenso
 
     Definition: kernels/reference/layers.py.
     """
-    rows = empty_rows(*x.shape, slices)
+    rows = empty_rows(x.shape[0], x.shape[1], slices)
     return rows, _normalise(x, gain, eps, slices, rows, flag)
 
 
@@ -162,6 +161,7 @@ def _norm_backward(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Each program takes TURNS tiles of rows; the gain stays in registers, and its sums too."""
     column = tl.arange(0, BLOCK)[None, :]
@@ -169,7 +169,7 @@ def _norm_backward(
     weight = tl.load(gain + column, mask=known, other=0.0)
     part = tl.zeros([ROWS, BLOCK], tl.int64)
     void = tl.zeros([ROWS, BLOCK], tl.int32)
-    for turn in range(TURNS):
+    for turn in tl.range(TURNS, num_stages=STAGES):
         row = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
         place = row.to(tl.int64)[:, None] * WIDTH + column
         inside = (row < count)[:, None] & known
@@ -202,5 +202,6 @@ def norm_backward(
     programs = triton.cdiv(count, tile["ROWS"] * turns)
     numbers = {"WIDTH": width, "ADD": residual is not None, "MEAN": reciprocal(width), "LOG_TERMS": ceil_log2(width)}
     tensors = (dy, x, r, gain, residual, out, sums, flag)
-    launch(_norm_backward, (programs,), *tensors, count, float(count), TURNS=turns, **numbers, **tile)
+    loop = {"TURNS": turns, "STAGES": BACKWARD_STAGES}
+    launch(_norm_backward, (programs,), *tensors, count, float(count), **loop, **numbers, **tile)
     return out

@@ -104,14 +104,14 @@ def _sum(x: Tensor, mean: float, squares: bool, flag: Tensor) -> Tensor:
     numbers = {"SQUARES": squares, "LOG_TERMS": ceil_log2(width)}
     if width <= WIDEST:
         tile = row_tile(width, SUM_VALUES, SUM_LANE)
-        grid = (triton.cdiv(count, tile["ROWS"]),)
-        launch(_sum_rows, grid, x, out, flag, mean, count, WIDTH=width, **numbers, **tile)
+        launch(
+            _sum_rows, (triton.cdiv(count, tile["ROWS"]),), x, out, flag, mean, count, WIDTH=width, **numbers, **tile
+        )
         return out
     top, total = zeros((count,), torch.int32), zeros((count,), torch.int64)
-    tile = {"SQUARES": squares, "BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
-    grid = (count, triton.cdiv(width, LONG_BLOCK))
-    launch(_long_maxima, grid, x, top, mean, width, **tile)
-    launch(_long_totals, grid, x, top, total, mean, width, LOG_TERMS=ceil_log2(width), **tile)
+    grid, block = (count, triton.cdiv(width, LONG_BLOCK)), {"BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
+    launch(_long_maxima, grid, x, top, mean, width, SQUARES=squares, **block)
+    launch(_long_totals, grid, x, top, total, mean, width, **numbers, **block)
     finish = {"LOG_TERMS": ceil_log2(width), "BLOCK": FINISH_BLOCK}
     launch(_long_finish, (triton.cdiv(count, FINISH_BLOCK),), top, total, out, flag, count, **finish)
     return out
