@@ -30,8 +30,8 @@ from kernels.nvidia.numbers import (
     zeros,
 )
 
-MAXIMA = {"BLOCK_T": 128, "BLOCK_O": 128, "num_warps": 4}
-CODES = {"BLOCK_T": 128, "BLOCK_O": 128, "num_warps": 8}
+MAXIMA = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 8}
+CODES = {"BLOCK_T": 128, "BLOCK_O": 64, "num_warps": 8}
 TRANSPOSE = {"BLOCK_R": 128, "BLOCK_C": 128, "num_warps": 4}
 
 
@@ -61,10 +61,16 @@ def _part(tile, a, b, c, O1, O2, O3, PARTS: tl.constexpr, BLOCK_O: tl.constexpr)
 
 
 @triton.jit
-def _gradient(dy, weight_scale, x_scale, t, o, T, width, TWO: tl.constexpr):
-    """(dY·scale_w, dY·scale_x) of a tile, 0 outside; scale_x is that of the high slice alone."""
+def _load(dy, t, o, T, width):
+    """A tile of dY as bf16 bits, 0 outside."""
     inside = (t < T)[:, None] & (o < width)[None, :]
-    d = f32_of_bf16(tl.load(dy + t.to(tl.int64)[:, None] * width + o[None, :], mask=inside, other=0))
+    return tl.load(dy + t.to(tl.int64)[:, None] * width + o[None, :], mask=inside, other=0)
+
+
+@triton.jit
+def _scaled(dy, weight_scale, x_scale, t, o, T, width, TWO: tl.constexpr):
+    """(dY·scale_w, dY·scale_x) of a tile of bf16 bits; scale_x is that of the high slice alone."""
+    d = f32_of_bf16(dy)
     high_scale = tl.load(x_scale + t, mask=t < T, other=0.0)
     if TWO:
         high_scale = high_scale * 256.0
@@ -84,7 +90,7 @@ def _maxima(
     weight_scale, _, _, _, _ = _part(tile, w1, w2, w3, O1, O2, O3, PARTS, BLOCK_O)
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     o = place * BLOCK_O + tl.arange(0, BLOCK_O)
-    by_token, by_channel = _gradient(dy, weight_scale, x_scale, t, o, T, width, TWO)
+    by_token, by_channel = _scaled(_load(dy, t, o, T, width), weight_scale, x_scale, t, o, T, width, TWO)
     tl.atomic_max(token_top + part * T + t, tl.max(magnitude(by_token), 1), mask=t < T, sem="relaxed")
     tl.atomic_max(channel_top + begin + o, tl.max(magnitude(by_channel), 0), mask=o < width, sem="relaxed")
 
@@ -119,9 +125,10 @@ def _codes(
     weight_scale, _, _, _, _ = _part(tile, w1, w2, w3, O1, O2, O3, PARTS, BLOCK_O)
     t, o = band * BLOCK_T + tl.arange(0, BLOCK_T), place * BLOCK_O + tl.arange(0, BLOCK_O)
     in_t, in_o = t < T, o < width
+    gradient = _load(dy, t, o, T, width)  # under way while the scales are made
     token_inverse = _finish(token_top, token_scale, part * T + t, in_t, place == 0, flag, SLICES)
     channel_inverse = _finish(channel_top, channel_scale, begin + o, in_o, band == 0, flag, SLICES)
-    by_token, by_channel = _gradient(dy, weight_scale, x_scale, t, o, T, width, TWO)
+    by_token, by_channel = _scaled(gradient, weight_scale, x_scale, t, o, T, width, TWO)
     at = t.to(tl.int64)[:, None] * TOTAL + (begin + o)[None, :]
     inside = in_t[:, None] & in_o[None, :]
     _store(token_hi, token_lo, at, code_of(by_token, token_inverse[:, None]), inside, SLICES)
