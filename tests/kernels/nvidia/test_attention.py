@@ -20,10 +20,10 @@ SHAPES = [  # heads, key/value heads, width, sequence, window; windows of the un
     (AttentionShape(2, 1, 16, 17, 9), 2),
     (AttentionShape(1, 1, 48, 64, 1), 1),
     (AttentionShape(2, 2, 128, 65, 512), 1),
-    (AttentionShape(4, 2, 64, 100, 30), 1),
-    (AttentionShape(2, 1, 16, 160, 4096), 2),
-    (AttentionShape(3, 1, 16, 160, 97), 1),
-    (AttentionShape(1, 1, 32, 290, 130), 1),
+    (AttentionShape(3, 1, 16, 70, 30), 1),
+    (AttentionShape(1, 1, 64, 100, 97), 1),
+    (AttentionShape(1, 1, 16, 160, 4096), 1),
+    (AttentionShape(1, 1, 16, 200, 130), 1),
 ]
 
 
@@ -82,36 +82,36 @@ def test_every_shape(shape: AttentionShape, windows: int) -> None:
 
 def test_scales_of_all_sizes_and_zero_rows() -> None:
     """Rows of q and k from 2⁻⁶⁶ (zero) to 2⁶, values to 2⁴⁰, gradients down to the least bf16 kept and up to 2⁶⁰."""
-    shape, random = AttentionShape(2, 1, 16, 70, 66), np.random.default_rng(1)
-    q = rows(random, 140, 16, np.exp2(random.integers(-66, 7, 140).astype(float)))
-    k = rows(random, 70, 16, np.exp2(random.integers(-66, 7, 70).astype(float)))
-    v = rows(random, 70, 16, np.exp2(random.integers(-70, 41, 70).astype(float)))
-    d_out = random.standard_normal((140, 16)) * np.exp2(random.integers(-110, 61, 140).astype(float))[:, None]
+    shape, random = AttentionShape(2, 1, 16, 60, 50), np.random.default_rng(1)
+    q = rows(random, 120, 16, np.exp2(random.integers(-66, 7, 120).astype(float)))
+    k = rows(random, 60, 16, np.exp2(random.integers(-66, 7, 60).astype(float)))
+    v = rows(random, 60, 16, np.exp2(random.integers(-70, 41, 60).astype(float)))
+    d_out = random.standard_normal((120, 16)) * np.exp2(random.integers(-110, 61, 120).astype(float))[:, None]
     for zero in (q, k, v):
         zero.hi[:7], zero.scale[:7] = 0, 0
     d_out[5:9] = 0
-    check(shape, (q, k, v, bf16(d_out.astype(np.float32).reshape(70, -1))))
+    check(shape, (q, k, v, bf16(d_out.astype(np.float32).reshape(60, -1))))
 
 
 def test_sharp_rows() -> None:
     """Scores far apart: most probabilities fall below 2⁻³² and are 0, and whole columns with them."""
-    shape, random = AttentionShape(2, 1, 16, 80, 80), np.random.default_rng(2)
+    shape, random = AttentionShape(2, 1, 16, 60, 60), np.random.default_rng(2)
     _, k, v, d_out = case(shape, seed=3)
-    check(shape, (rows(random, 160, 16, 30.0), k, v, d_out))
+    check(shape, (rows(random, 120, 16, 30.0), k, v, d_out))
 
 
 def test_gradients_that_are_not_finite_raise_the_flag_and_count_as_zero() -> None:
-    shape = AttentionShape(2, 1, 16, 70, 50)
+    shape = AttentionShape(2, 1, 16, 60, 50)
     q, k, v, d_out = case(shape, seed=4)
-    d_out[3, 5], d_out[40, 20], d_out[69, 31] = 0x7F80, 0x7FC0, 0xFF80
+    d_out[3, 5], d_out[40, 20], d_out[59, 31] = 0x7F80, 0x7FC0, 0xFF80
     check(shape, (q, k, v, d_out), flag=1)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.05])
 def test_scores_gradients_that_overflow_raise_the_flag(share: float) -> None:
     """dP beyond float32 everywhere or in some places: rows and columns of dS hold ∞ and NaN, while dV stays finite."""
-    shape, random = AttentionShape(2, 1, 16, 70, 20), np.random.default_rng(5)
+    shape, random = AttentionShape(2, 1, 16, 60, 20), np.random.default_rng(5)
     q, k, _, _ = case(shape, seed=5)
-    v = rows(random, 70, 16, np.where(random.random(70) < share, 2.0**100, 1.0))
-    d_out = random.standard_normal((70, 32)) * np.where(random.random((70, 1)) < 2 * share, 2.0**100, 1.0)
+    v = rows(random, 60, 16, np.where(random.random(60) < share, 2.0**100, 1.0))
+    d_out = random.standard_normal((60, 32)) * np.where(random.random((60, 1)) < 2 * share, 2.0**100, 1.0)
     check(shape, (q, k, v, bf16(d_out.astype(np.float32))), flag=1)
