@@ -1,8 +1,8 @@
 """What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile.
 
 Rows of a unit are (window, token, head), E wide. The kernels read per-row numbers head by head, [window, head, P], and
-operands whose contraction runs over tokens turned, [window, head, E, P], where P pads a window's length to a multiple of
-PAD with zeros: a padded row's scale 0 makes everything of it 0, so no loop asks for the end of a window.
+operands whose contraction runs over tokens turned, [window, head, E, P], where P pads a window's length to a multiple
+of PAD with zeros: a padded row's scale 0 makes everything of it 0, so no loop asks for the end of a window.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rows_of(x, row, e, E: tl.constexpr, EP: tl.constexpr):
 
 @triton.jit
 def turned_of(x, place, j, e, P, E: tl.constexpr, EP: tl.constexpr):
-    """The tile [EP, J] of tokens j (a whole block) of head `place` of turned x [·, E, P]; rows past E are 0."""
+    """The tile [EP, BJ] of tokens j (a whole block) of head `place` of turned x [·, E, P]; rows past E are 0."""
     at = x + (place * E + e)[:, None] * P + j[None, :]
     if E == EP:
         return tl.load(at)
@@ -55,7 +55,7 @@ def turned_of(x, place, j, e, P, E: tl.constexpr, EP: tl.constexpr):
 
 @triton.jit
 def in_sight(i, j, W):
-    """Which keys j each query i sees: [I, J]."""
+    """Which keys j each query i sees: [BI, BJ]."""
     distance = i[:, None] - j[None, :]
     return (distance >= 0) & (distance < W)
 
@@ -76,9 +76,30 @@ def exp2_down(x):
 
 @triton.jit
 def scores(q, k, q_scale, k_scale):
-    """S = f32(q·k)·s_q·s_k, f32[I, J], of q int8[I, E] and k int8[J, E]."""
+    """S = f32(q·k)·s_q·s_k, f32[BI, BJ], of q int8[BI, E] and k int8[BJ, E]."""
     product = tl.dot(q, tl.trans(k), out_dtype=tl.int32)
     return (product.to(tl.float32) * q_scale[:, None]) * k_scale[None, :]
+
+
+@triton.jit
+def weights(product, q_scale, k_scale, peak, inverse):
+    """P = exp2(S − peak)·inverse from products q·k; the numbers are broadcast to the tile already."""
+    return exp2_down((product.to(tl.float32) * q_scale) * k_scale - peak) * inverse
+
+
+@triton.jit
+def score_gradient(p, hi, lo, d_scale, v_scale, delta):
+    """dS = P·(dP − delta) from P and the products hi·v, lo·v, which are below 2²³: their sum in int32 rounds once, as
+    that of their float32 does; so E ≤ 512."""
+    dp = ((hi * 256 + lo).to(tl.float32) * d_scale) * v_scale
+    return p * (dp - delta)
+
+
+@triton.jit
+def numbers_of(numbers, at, SIZE):
+    """The five numbers of rows `at`, from planes of SIZE: s_q, the row's peak and 1 ÷ its sum, s_dO, Σ dO·O."""
+    s_q, peak, inverse = tl.load(numbers + at), tl.load(numbers + SIZE + at), tl.load(numbers + 2 * SIZE + at)
+    return s_q, peak, inverse, tl.load(numbers + 3 * SIZE + at), tl.load(numbers + 4 * SIZE + at)
 
 
 @triton.jit
@@ -95,23 +116,23 @@ def two_slices(hi, lo):
 
 
 @triton.jit
-def keys_in_reach(start, S, W, I: tl.constexpr, J: tl.constexpr):
-    """(first, inner, outer, last): the blocks of J keys that queries start … start + I − 1 see, [first, last), and those
-    that all of these see whole, [inner, outer)."""
-    first = tl.maximum(start - W + 1, 0) // J
-    last = tl.cdiv(tl.minimum(start + I, S), J)
-    inner = tl.minimum(tl.cdiv(tl.maximum(start + I - W, 0), J), last)
-    return first, inner, tl.maximum(inner, (start + 1) // J), last
+def keys_in_reach(start, S, W, BI: tl.constexpr, BJ: tl.constexpr):
+    """(first, inner, outer, last): the blocks of BJ keys that queries start … start + BI − 1 see, [first, last), and
+    those that all of these see whole, [inner, outer)."""
+    first = tl.maximum(start - W + 1, 0) // BJ
+    last = tl.cdiv(tl.minimum(start + BI, S), BJ)
+    inner = tl.minimum(tl.cdiv(tl.maximum(start + BI - W, 0), BJ), last)
+    return first, inner, tl.maximum(inner, (start + 1) // BJ), last
 
 
 @triton.jit
-def queries_in_reach(start, S, W, I: tl.constexpr, J: tl.constexpr):
-    """(first, inner, outer, last): the blocks of I queries that see any of keys start … start + J − 1, [first, last),
+def queries_in_reach(start, S, W, BI: tl.constexpr, BJ: tl.constexpr):
+    """(first, inner, outer, last): the blocks of BI queries that see any of keys start … start + BJ − 1, [first, last),
     and those of which all see all of these, [inner, outer)."""
-    first = start // I
-    last = tl.cdiv(tl.minimum(start + J - 1 + W, S), I)
-    inner = tl.minimum(tl.cdiv(start + J - 1, I), tl.maximum(last, first))
-    return first, inner, tl.maximum(inner, tl.minimum(start + W, S) // I), last
+    first = start // BI
+    last = tl.cdiv(tl.minimum(start + BJ - 1 + W, S), BI)
+    inner = tl.minimum(tl.cdiv(start + BJ - 1, BI), tl.maximum(last, first))
+    return first, inner, tl.maximum(inner, tl.minimum(start + W, S) // BI), last
 
 
 @triton.jit
