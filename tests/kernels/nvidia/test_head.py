@@ -110,6 +110,14 @@ def test_losses_at_their_limits(scale: float, flag: int) -> None:
     assert compare(x._replace(scale=x.scale * F32(scale)), w, y) == flag
 
 
+def test_exponentials_are_rounded_not_cut() -> None:
+    """255 of them at 257.75 · 2⁻⁴⁰ beside a 1: rounded, their sum is more than half a step of 2⁴⁰; cut, less."""
+    x = Rows(np.ones((1, 1), np.int8), np.zeros((1, 1), np.int8), np.full(1, 22.173896 / 256, F32))
+    w = Weight(np.full((256, 1), -1, np.int8), np.ones(256, F32))
+    w.hi[0] = 0
+    assert compare(x, w, np.zeros(1, np.int64)) == 0
+
+
 def test_no_chunk_and_no_tile_reaches_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles; codes in parts of tokens and of the vocabulary, losses in parts of tokens."""
     x, w, y = inputs(12, 40, 28)
