@@ -31,13 +31,13 @@ PART = 4 << 30  # bytes of codes in a part
 LOSS_LOGITS = 1 << 28  # logits at a time where no gradient follows
 WHOLE = 128  # chunks are multiples of it
 
-LOGITS: dict[str, Any] = {"GROUP": 16, "M": 128, "N": 128, "K": 128, "num_warps": 8, "num_stages": 3}
-INPUT: dict[str, Any] = {"GROUP": 8, "M": 128, "N": 128, "K": 128, "num_warps": 8, "num_stages": 3}
-WEIGHT: dict[str, Any] = {"GROUP": 8, "M": 128, "N": 128, "K": 128, "num_warps": 8, "num_stages": 3}
+LOGITS: dict[str, Any] = {"GROUP": 32, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
+INPUT: dict[str, Any] = {"GROUP": 16, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
+WEIGHT: dict[str, Any] = {"GROUP": 16, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
 LOSSES: dict[str, Any] = {"BLOCK": 4096, "num_warps": 8}
-TOPS: dict[str, Any] = {"STEPS": 8, "R": 32, "C": 512, "num_warps": 8}
+TOPS: dict[str, Any] = {"STEPS": 16, "R": 16, "C": 512, "num_warps": 8}
 SCALES: dict[str, Any] = {"BLOCK": 1024, "num_warps": 4}
-CODES: dict[str, Any] = {"R": 128, "C": 128, "num_warps": 8}
+CODES: dict[str, Any] = {"R": 128, "C": 64, "num_warps": 8}
 TARGET: dict[str, Any] = {"BLOCK": 1024, "num_warps": 4}
 TRANSPOSE: dict[str, Any] = {"BLOCK": 64, "num_warps": 4}
 

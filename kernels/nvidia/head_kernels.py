@@ -10,9 +10,33 @@ import triton
 import triton.language as tl
 
 from kernels.interface import HEAD_LIMIT, LSE2_LIMIT, SUM_LIMIT
-from kernels.nvidia.numbers import E0, E1, E2, E3, E4, E5, E6, INFINITE, LN_2, LOG2_E, MAGIC, WHOLE
-from kernels.nvidia.numbers import bits, checked_top, code_of, fixed_point, from_bits, high_of, inverse_of, key_bits
-from kernels.nvidia.numbers import log2, low_of, magnitude, raise_flag, scale_of
+from kernels.nvidia.numbers import (
+    E0,
+    E1,
+    E2,
+    E3,
+    E4,
+    E5,
+    E6,
+    INFINITE,
+    LN_2,
+    LOG2_E,
+    MAGIC,
+    WHOLE,
+    bits,
+    checked_top,
+    code_of,
+    fixed_point,
+    from_bits,
+    high_of,
+    inverse_of,
+    key_bits,
+    log2,
+    low_of,
+    magnitude,
+    raise_flag,
+    scale_of,
+)
 
 MASS_BITS, MASS_UNIT = tl.constexpr(40.0), tl.constexpr(2.0**40)
 GRADIENT_UNIT, LSE2_UNIT = tl.constexpr(2.0**24), tl.constexpr(2.0**20)
@@ -39,8 +63,10 @@ def losses_kernel(
     logits, peak, targets, maximum, inverse, factor, losses, two_z, terms, vocab, flag,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token a program: its maximum, 2⁴⁰ ÷ Σ rint(e·2⁴⁰) and 1 + 2z·lse; losses i64[2] gain its nll and lse². Where a
-    logit is not finite the flag is raised, and all of the token's become 0 in memory too."""
+    """One token a program: its maximum, 2⁴⁰ ÷ Σ rint(e·2⁴⁰) and 1 + 2z·lse; losses i64[2] gain its nll and lse².
+
+    Where a logit is not finite the flag is raised, and all of the token's become 0, in memory too.
+    """
     t = tl.program_id(0)
     row = logits + t.to(tl.int64) * vocab
     key = tl.load(peak + t)
