@@ -91,7 +91,7 @@ class Study:
     def _affordable(self) -> int:
         """How many tokens the slowest choice takes in the seconds asked for."""
         run = self.run(SLOWEST, FIRST_SEED, 1000 * WINDOWS * self.model.seq_len)
-        state, batches = initial_state(run, self.backend), self.batches(FIRST_SEED, 1000)
+        state, batches = initial_state(run, self.backend).placed(self.backend.to_device), self.batches(FIRST_SEED, 1000)
         step(run, self.backend, state, next(batches))
         began, count = time.perf_counter(), 3
         for _ in range(count):
@@ -149,7 +149,7 @@ class Study:
 
     def ours(self, run: RunSpec, batches: list[np.ndarray]) -> tuple[list[float], float]:
         """(training losses, held-out loss) of our step; raises where a step was not finite."""
-        state, losses = initial_state(run, self.backend), []
+        state, losses = initial_state(run, self.backend).placed(self.backend.to_device), []
         for windows in batches:
             record = step(run, self.backend, state, windows)
             if record.loss is None or record.event:
