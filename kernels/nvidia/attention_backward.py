@@ -168,7 +168,7 @@ def attention_backward(
     )  # fmt: skip
     launch(
         value_gradients, (by_key, triton.cdiv(sequence, OF_VALUES["BJ"])), queries.hi, keys.hi, keys.scale, hi_turned,
-        lo_turned, numbers, p_top, dv, flag, **sizes, **OF_VALUES,
+        lo_turned, numbers, p_top, dv, **sizes, **OF_VALUES,
     )  # fmt: skip
     return dq, dk, dv
 

@@ -107,11 +107,13 @@ def test_gradients_that_are_not_finite_raise_the_flag_and_count_as_zero() -> Non
     check(shape, (q, k, v, d_out), flag=1)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.05])
-def test_scores_gradients_that_overflow_raise_the_flag(share: float) -> None:
-    """dP beyond float32 everywhere or in some places: rows and columns of dS hold ∞ and NaN, while dV stays finite."""
+@pytest.mark.parametrize(("share", "sharpness"), [(1.0, 1.0), (0.05, 1.0), (0.05, 100.0)])
+def test_scores_gradients_that_overflow_raise_the_flag(share: float, sharpness: float) -> None:
+    """dP beyond float32 everywhere or in some places: rows and columns of dS hold ∞, or, where P is 0, nothing that is
+    not finite but NaN; dV stays finite."""
     shape, random = AttentionShape(2, 1, 16, 60, 20), np.random.default_rng(5)
-    q, k, _, _ = case(shape, seed=5)
+    _, k, _, _ = case(shape, seed=5)
+    q = rows(random, 120, 16, sharpness)
     v = rows(random, 60, 16, np.where(random.random(60) < share, 2.0**100, 1.0))
     d_out = random.standard_normal((60, 32)) * np.where(random.random((60, 1)) < 2 * share, 2.0**100, 1.0)
     check(shape, (q, k, v, bf16(d_out.astype(np.float32))), flag=1)
