@@ -82,7 +82,7 @@ def losses_kernel(
         c = step * BLOCK + tl.arange(0, BLOCK)
         e = exponential((tl.load(row + c, mask=c < vocab, other=-float("inf")) - m) * LOG2_E) * MASS_UNIT
         counts += tl.where(e < WHOLE, (e + WHOLE) - WHOLE, e).to(tl.int64)  # rint: e is never negative
-    mass = tl.sum(counts, 0).to(tl.float32)
+    mass = tl.sum(counts, 0, dtype=tl.int64).to(tl.float32)
     lse = m + (log2(mass) - MASS_BITS) * LN_2
     nll, nll_bad = fixed_point(lse - tl.load(row + tl.load(targets + t)), GRADIENT_UNIT, terms, LOSS_BOUND)
     square, square_bad = fixed_point(lse * lse, LSE2_UNIT, terms, SQUARE_BOUND)

@@ -110,6 +110,14 @@ def test_losses_at_their_limits(scale: float, flag: int) -> None:
     assert compare(x._replace(scale=x.scale * F32(scale)), w, y) == flag
 
 
+@pytest.mark.parametrize(("codes", "logit", "flag"), [((0, -1), 2.0**26, 0), ((0, -1), 2.0**27, 1), ((1, 1), 60e3, 1)])
+def test_each_loss_has_its_limit(codes: tuple[int, int], logit: float, flag: int) -> None:
+    """An nll of 2²⁷ whose lse is 0, and an lse² above 2³¹ whose nll is small; two_z = 0 keeps the gradients small."""
+    x = Rows(np.ones((1, 1), np.int8), np.zeros((1, 1), np.int8), np.full(1, 2.0**-8, F32))
+    w = Weight(np.array(codes, np.int8)[:, None], np.full(2, logit, F32))
+    assert compare(x, w, np.ones(1, np.int64), 0.0) == flag
+
+
 def test_exponentials_are_rounded_not_cut() -> None:
     """255 of them at 257.75 · 2⁻⁴⁰ beside a 1: rounded, their sum is more than half a step of 2⁴⁰; cut, less."""
     x = Rows(np.ones((1, 1), np.int8), np.zeros((1, 1), np.int8), np.full(1, 22.173896 / 256, F32))
