@@ -16,7 +16,9 @@ from typing import Any
 from triton._C.libtriton import ir
 
 ARITHMETIC = {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "math.fma", "tt.precise_divf"}
-OVER_INDEX = {"tt.reduce.return", "tt.scan.return", "tt.dot", "tt.dot_scaled", "tt.atomic_rmw"}
+MAXIMA = {"arith.maxnumf", "arith.minnumf"}  # of many in any order the same, unless NaN or both zeros are among them
+COMBINING = {"tt.reduce.return", "tt.scan.return"}
+PRODUCTS = {"tt.dot", "tt.dot_scaled", "tt.atomic_rmw"}
 INSIDE = {"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"}
 FLOATS = ("f16", "bf16", "f32", "f64", "f8")
 Graph = dict[int, set[int]]
@@ -36,9 +38,17 @@ class Operation:
     where: str
 
 
-def float_reductions(ttir: str) -> list[str]:
-    """The operations that reduce, scan, multiply as matrices or add atomically in floats."""
-    return [f"{op.name} at {op.where}" for op in operations(ttir) if op.name in OVER_INDEX and op.floats]
+def float_reductions(ttir: str, maxima: bool = False) -> list[str]:
+    """The operations that reduce, scan, multiply as matrices or add atomically in floats; `maxima` may be taken."""
+    found, wrong = operations(ttir), []
+    for op in found:
+        if op.name in COMBINING and op.floats:
+            by = [other.name for other in found if other.around == op.around and other.name not in COMBINING]
+            if not maxima or not set(by) <= MAXIMA:
+                wrong.append(f"{op.name.removesuffix('.return')} by {' and '.join(by)} at {op.where}")
+        elif op.name in PRODUCTS and op.floats:
+            wrong.append(f"{op.name} at {op.where}")
+    return wrong
 
 
 def carried(ttir: str) -> list[str]:
@@ -72,7 +82,7 @@ def operations(ttir: str) -> list[Operation]:
 def _operation(op: Any) -> Operation:
     operands = [op.get_operand(i) for i in range(op.get_num_operands())]
     results = [op.get_result(i) for i in range(op.get_num_results())]
-    block = op.get_block() if op.get_name() in INSIDE else None
+    block = op.get_block() if op.get_name() != "builtin.module" else None
     return Operation(
         op.get_name(),
         [value.id() for value in operands],

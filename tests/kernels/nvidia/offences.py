@@ -59,6 +59,11 @@ def reduced(x, y, n):
 
 
 @triton.jit
+def largest(x, y, n):
+    tl.store(y, tl.max(tl.load(x + tl.arange(0, LANES)), 0))
+
+
+@triton.jit
 def scanned(x, y, n):
     tl.store(y + tl.arange(0, LANES), tl.cumsum(tl.load(x + tl.arange(0, LANES)), 0))
 
@@ -118,8 +123,8 @@ def innocent(x, y, n):
 
 
 KERNELS = {
-    *(fused, explicit_fma, approximate_exp, approximate_division, flushed_root, double, reduced, scanned, multiplied),
-    *(added_atomically, carried_by_for, carried_by_while, carried_by_the_outer_loop, innocent),
+    *(fused, explicit_fma, approximate_exp, approximate_division, flushed_root, double, reduced, largest),
+    *(scanned, multiplied, added_atomically, carried_by_for, carried_by_while, carried_by_the_outer_loop, innocent),
 }
 
 
