@@ -42,7 +42,7 @@ PACKAGE = "kernels.nvidia"
 SHARED_MEMORY = {90: 227 * 1024, 80: 163 * 1024}  # bytes that one block may have (CUDA's programming guide)
 # Kernel → why NaN and −0 are not among what it compares.
 MAY_TAKE_MAXIMA = {
-    "kernels.nvidia.attention._attend": "scores are finite and never −0: the product of two live scales is far from underflow",
+    "kernels.nvidia.attention._attend": "scores are finite and never −0: two live scales' product never underflows",
 }
 # Kernel → why its loop-carried float arithmetic has one order only, the reference's.
 MAY_CARRY: dict[str, str] = {}
@@ -179,10 +179,12 @@ def runs() -> Iterator[tuple[tuple[int, ...], RunSpec]]:
 
 def modules() -> list[ModuleType]:
     """The package and its modules, all of whose tensors will be meta tensors."""
-    numbers = importlib.import_module(f"{PACKAGE}.numbers")
-    numbers.DEVICE = torch.device("meta")  # before the others are imported, some of which take the name
     package = importlib.import_module(PACKAGE)
-    return [package, *(importlib.import_module(f"{PACKAGE}.{m.name}") for m in pkgutil.iter_modules(package.__path__))]
+    found = [package, *(importlib.import_module(f"{PACKAGE}.{m.name}") for m in pkgutil.iter_modules(package.__path__))]
+    for module in found:
+        if hasattr(module, "DEVICE"):
+            module.DEVICE = torch.device("meta")
+    return found
 
 
 def kernels(parts: list[ModuleType]) -> set[str]:
