@@ -7,13 +7,13 @@ A process of its own, since the tests run in Triton's interpreter, which compile
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from kernels.nvidia.numbers import launch
 from tests.kernels.nvidia import ptx
 
 LANES = tl.constexpr(32)
@@ -129,6 +129,8 @@ KERNELS = {
 
 
 def main() -> None:
+    ptx.modules()
+    launch = importlib.import_module("kernels.nvidia.numbers").launch
     x, y = ptx.meta((4096,)), ptx.meta((4096,))
     found: dict[str, list[str]] = {}
     with ptx.compiling((90,)) as compiled:
