@@ -30,7 +30,7 @@ then returns is defined and finite, but the step it belongs to is void.
     attention(q, k, v, shape) -> Attended
     attention_backward(q, k, v, out, d_out bf16[T,H·E], shape, flag) -> (dq f32[T·H,E], dk f32[T·K,E], dv bf16[T,K·E])
     swiglu_rows(gate_up bf16[T,2F], slices, flag) -> Rows[T,F]
-    swiglu_backward(dh bf16[T,F], gate_up bf16[T,2F]) -> bf16[T,2F]
+    swiglu_backward(dh bf16[T,F], gate_up bf16[T,2F]) -> bf16[T,2F], in gate_up's memory
     linear_backward(x Rows[T,I], parts, slices, flag) -> bf16[T,I]; adds to each part's sums
     norm_backward(dy bf16[T,D], x bf16[T,D], r f32[T], gain f32[D], residual bf16[T,D] | None, sums i64[D], flag)
         -> bf16[T,D]

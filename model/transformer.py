@@ -258,19 +258,8 @@ def _feed_forward_backward(
     b, name, slices = net.backend, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
     dh = b.linear_backward(hidden, (_part(net, f"{name}.down", dy, sums, flag),), slices, flag)
     del hidden
-    d_gate_up = _swiglu_backward(net, dh, gate_up)
+    d_gate_up = b.swiglu_backward(dh, gate_up)
     del dh, gate_up
     dx = b.linear_backward(rows, (_part(net, f"{name}.gate_up", d_gate_up, sums, flag),), slices, flag)
     gain = f"{name}.mlp_norm"
     return b.norm_backward(dx, x, r, net.gain(gain), dy, sums[gain], flag)
-
-
-def _swiglu_backward(net: Network, dh: Any, gate_up: Any) -> Any:
-    """The gradient of gate and up. Where a unit has several windows it takes their place, window by window."""
-    size = net.spec.model.seq_len
-    if len(gate_up) == size:
-        return net.backend.swiglu_backward(dh, gate_up)
-    for start in range(0, len(gate_up), size):
-        window = slice(start, start + size)
-        gate_up[window] = net.backend.swiglu_backward(dh[window], gate_up[window])
-    return gate_up

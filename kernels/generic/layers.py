@@ -108,12 +108,12 @@ def swiglu_rows(gate_up: Tensor, slices: int, flag: Tensor) -> Rows:
 
 
 def swiglu_backward(dh: Tensor, gate_up: Tensor) -> Tensor:
-    """bf16[T, 2F] from dh bf16[T, F]: d_gate = (dh·up)·(s·(1 + gate·(1 − s))), d_up = dh·(gate·s)."""
+    """bf16[T, 2F] in gate_up's place, from dh: d_gate = (dh·up)·(s·(1 + gate·(1 − s))), d_up = dh·(gate·s)."""
     gate, up = _halves(gate_up)
     d = f32(dh)
     s = sigmoid(gate)
     d_gate = (d * up) * (s * (gate * (1.0 - s) + 1.0))
-    return torch.cat([bf16(d_gate), bf16(d * (gate * s))], 1)
+    return gate_up.copy_(torch.cat([bf16(d_gate), bf16(d * (gate * s))], 1))
 
 
 def _halves(gate_up: Tensor) -> tuple[Tensor, Tensor]:

@@ -114,9 +114,10 @@ def swiglu_rows(gate_up: np.ndarray, slices: int, flag: np.ndarray) -> Rows:
 
 
 def swiglu_backward(dh: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
-    """bf16[T, 2F] from dh bf16[T, F]: d_gate = (dh·up)·(s·(1 + gate·(1 − s))), d_up = dh·(gate·s)."""
+    """bf16[T, 2F] in gate_up's place, from dh: d_gate = (dh·up)·(s·(1 + gate·(1 − s))), d_up = dh·(gate·s)."""
     gate, up = np.split(f32(gate_up), 2, axis=1)
     d = f32(dh)
     s = sigmoid(gate)
     d_gate = (d * up) * (s * (F32(1) + gate * (F32(1) - s)))
-    return np.concatenate([bf16(d_gate), bf16(d * (gate * s))], axis=1)
+    gate_up[...] = np.concatenate([bf16(d_gate), bf16(d * (gate * s))], axis=1)
+    return gate_up

@@ -33,14 +33,14 @@ from model.state import initial_state, root
 from model.step import step
 from tests.bench import floors
 from tests.bench.shapes import SHAPES, TOKENS, spec
-from tests.bench.stock import Trainer
+from tests.bench.stock import Peer
 
 ROUNDS = 5
 HASH_WINDOWS = 16
-Contender = Callable[[np.ndarray], None]
+Contender = Callable[[np.ndarray], object]
 
 
-def contenders(size: str) -> dict[str, Contender]:
+def contenders(size: str, peers: dict[str, Peer]) -> dict[str, Contender]:
     """One step on a window i64[1, S + 1], by name: ours by each method that is exact here, and stock PyTorch."""
     run, backend = spec(size), kernels.backend("cpu")
     state = initial_state(run, backend)
@@ -52,18 +52,15 @@ def contenders(size: str) -> dict[str, Contender]:
 
         return take_step
 
-    def stock(dtype: torch.dtype) -> Contender:
-        trainer = Trainer(run.model, dtype)
-        return lambda window: trainer.step(torch.from_numpy(window[0]))
-
     methods = [name for name, function in products.METHODS.items() if products.exact(function)]
-    peers = {"stock float32": stock(torch.float32), "stock bf16": stock(torch.bfloat16)}
-    return {**{f"verbatim, {name}": ours(name) for name in methods}, **peers}
+    others: dict[str, Contender] = {name: lambda window, peer=peer: peer.step() for name, peer in peers.items()}
+    return {**{f"verbatim, {name}": ours(name) for name in methods}, **others}
 
 
 def race(size: str) -> dict[str, list[float]]:
     """Seconds of each contender in each round, after one round that warms up."""
-    entrants, random = contenders(size), np.random.default_rng(0)
+    peers = {"stock float32": Peer(size, "float32"), "stock bf16": Peer(size, "bfloat16")}
+    entrants, random = contenders(size, peers), np.random.default_rng(0)
     times: dict[str, list[float]] = {name: [] for name in entrants}
     for number in range(ROUNDS + 1):
         for name, take_step in entrants.items():
@@ -74,6 +71,8 @@ def race(size: str) -> dict[str, list[float]]:
                 times[name].append(time.perf_counter() - began)
         latest = ", ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in times.items() if seconds)
         print(f"  {size}: round {number} of {ROUNDS} {latest}", file=sys.stderr, flush=True)
+    for peer in peers.values():
+        peer.close()
     return times
 
 

@@ -95,7 +95,7 @@ def _layer(size: str) -> list[Operation]:
         Operation("project gate_up", lambda: b.project(rows, w), product, t * d + 2 * f * d + 4 * t * f),
         Operation("swiglu_rows", lambda: b.swiglu_rows(hidden, 1, flag), 0, 5 * t * f),
         Operation("project_add down", lambda: b.project_add(h, w_down, x), product / 2, t * f + d * f + 4 * t * d),
-        Operation("swiglu_backward", lambda: b.swiglu_backward(hidden[:, :f].copy(), hidden), 0, 10 * t * f),
+        Operation("swiglu_backward", lambda: b.swiglu_backward(hidden[:, :f].copy(), hidden.copy()), 0, 10 * t * f),
         Operation(
             "linear_backward gate_up",
             lambda: b.linear_backward(rows, (part,), 1, flag),

@@ -1,16 +1,26 @@
 """The peer: the same transformer in stock PyTorch, eager, as one would write it: SDPA, F.cross_entropy, fused AdamW.
 
+    python -m tests.bench.stock SIZE DTYPE      a step for each line of standard input, answered by the loss
+
+It runs in a process of its own, whose oneDNN may use whatever the processor has: ours sets a limit for speed.
+
 Local layers attend by blocks of one window (each block of queries to its own keys and those of the block before), so
 the peer does no work for keys that no query sees. Weights, activations and moments are of one dtype.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.spec import ModelSpec
+from tests.bench.shapes import TOKENS, spec
 
 
 class Block(nn.Module):
@@ -105,3 +115,35 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(loss.detach())
+
+
+class Peer:
+    """The peer of one size and dtype in its own process, for `with`."""
+
+    def __init__(self, size: str, dtype: str) -> None:
+        free = {**os.environ, "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
+        command = [sys.executable, "-W", "ignore", "-m", "tests.bench.stock", size, dtype]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=free)
+
+    def step(self) -> float:
+        """One step, waited for; the loss in nats."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print("step", file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def main(size: str, dtype: str) -> None:
+    """Steps on random windows, one for each line."""
+    model, random = spec(size).model, np.random.default_rng(0)
+    trainer = Trainer(model, getattr(torch, dtype))
+    for _ in sys.stdin:
+        window = torch.from_numpy(random.integers(0, model.vocab, TOKENS + 1))
+        print(trainer.step(window), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

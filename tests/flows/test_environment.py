@@ -31,3 +31,11 @@ def test_the_cache_folder_changes_with_any_source_of_the_kernels(tmp_path: Path)
 def test_the_server_offers_no_ui_that_asks_another_host(api: str) -> None:
     with urllib.request.urlopen(f"{api.removesuffix('/api')}/ui-settings", timeout=10) as answer:
         assert json.load(answer)["available_uis"] == ["v1"]
+
+
+def test_a_limit_is_set_where_the_processor_has_tiles(tmp_path: Path) -> None:
+    for name, flags in (("with", "sse2 amx_bf16 amx_int8 avx512_vnni"), ("without", "sse2 avx512_vnni")):
+        (tmp_path / name).write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    assert environment.has_tiles(tmp_path / "with")
+    assert not environment.has_tiles(tmp_path / "without")
+    assert not environment.has_tiles(tmp_path / "missing")

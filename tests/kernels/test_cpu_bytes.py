@@ -116,6 +116,8 @@ def resolved(argument: Any, backend: Any, changed: list[np.ndarray]) -> Any:
         return changed[-1]
     if isinstance(argument, Part):
         return Part(*(resolved(field, backend, changed) for field in argument))
+    if isinstance(argument, np.ndarray):
+        return argument.copy()  # some results take an argument's place
     return tuple(resolved(item, backend, changed) for item in argument) if type(argument) is tuple else argument
 
 
