@@ -29,6 +29,7 @@ from kernels.interface import (
     AdamScalars,
     Attended,
     AttentionShape,
+    GradientSlices,
     Part,
     Rope,
     Rows,
@@ -194,7 +195,7 @@ class Checked(ModuleType):
         _Call(self.backend, "project_add").bf16("y", out)
         return out
 
-    def linear_backward(self, x: Rows, parts: tuple[Part, ...], slices: int, flag: Any) -> Any:
+    def linear_backward(self, x: Rows, parts: tuple[Part, ...], slices: GradientSlices, flag: Any) -> Any:
         given, sums = (part.dy for part in parts), tuple(part.sums for part in parts)
         with self._call("linear_backward", flag, *given, sums=sums) as call:
             out = self.backend.linear_backward(x, parts, slices, flag)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernels import canonical, digest
-from kernels.interface import INT16_MAX, AdamScalars, AttentionShape, Part, Rope, Rows, Weight
+from kernels.interface import INT16_MAX, AdamScalars, AttentionShape, GradientSlices, Part, Rope, Rows, Weight
 from kernels.reference.elementary import normal_cut
 from kernels.reference.numbers import bf16
 from kernels.reference.philox import words
@@ -87,8 +87,11 @@ def _row_cases(size: tuple[int, int, int], kind: str) -> Iterator[Case]:
     label = f"{'.'.join(map(str, size))} {kind}"
     for slices in (1, 2):
         yield f"norm {label} {slices}", _norm_case(size, kind, slices)
-        yield f"linear {label} {slices}", _linear_case(size, kind, slices)
+        yield f"linear {label} {slices}", _linear_case(size, kind, slices, GradientSlices(slices, slices))
         yield f"swiglu {label} {slices}", _swiglu_case(size, kind, slices)
+    if size == SIZES[2]:
+        for each in (GradientSlices(1, 2), GradientSlices(2, 1)):
+            yield f"linear {label} {each.input} and {each.weight}", _linear_case(size, kind, 1, each)
     yield f"weights {label}", _weight_case(size, kind)
     yield f"rotate {label}", _rotate_case(size, kind)
     yield f"embed {label}", _embed_case(size, kind)
@@ -111,7 +114,9 @@ def _norm_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable[[
     return case
 
 
-def _linear_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable[[ModuleType], list[Any]]:
+def _linear_case(
+    size: tuple[int, int, int], kind: str, slices: int, of_gradients: GradientSlices
+) -> Callable[[ModuleType], list[Any]]:
     def case(b: ModuleType) -> list[Any]:
         tokens, width, out = size
         flag = b.new_flag()
@@ -126,7 +131,7 @@ def _linear_case(size: tuple[int, int, int], kind: str, slices: int) -> Callable
             dy = b.to_device(bf16(_floats(f"linear dy {index}", (tokens, out), kind)))
             parts.append(Part(dy, w, b.to_device(np.full((out, width), index, np.int64))))
             results += [b.project(x, w), b.project_add(x, w, residual)]
-        dx = b.linear_backward(x, tuple(parts), slices, flag)
+        dx = b.linear_backward(x, tuple(parts), of_gradients, flag)
         return _on_host(b, [*results, dx, *(part.sums for part in parts), flag])
 
     return case

@@ -31,7 +31,7 @@ then returns is defined and finite, but the step it belongs to is void.
     attention_backward(q, k, v, out, d_out bf16[T,H·E], shape, flag) -> (dq f32[T·H,E], dk f32[T·K,E], dv bf16[T,K·E])
     swiglu_rows(gate_up bf16[T,2F], slices, flag) -> Rows[T,F]
     swiglu_backward(dh bf16[T,F], gate_up bf16[T,2F]) -> bf16[T,2F], in gate_up's memory
-    linear_backward(x Rows[T,I], parts, slices, flag) -> bf16[T,I]; adds to each part's sums
+    linear_backward(x Rows[T,I], parts, slices GradientSlices, flag) -> bf16[T,I]; adds to each part's sums
     norm_backward(dy bf16[T,D], x bf16[T,D], r f32[T], gain f32[D], residual bf16[T,D] | None, sums i64[D], flag)
         -> bf16[T,D]
     head(x Rows[T,D], w Weight[V,D], targets i64[T], flag) -> (nll i64, lse2 i64), for int() to fetch
@@ -79,6 +79,13 @@ class Part(NamedTuple):
     dy: Any  # bf16 [T, O]
     weight: Weight
     sums: Any  # i64 [O, I], units of 2⁻²⁴
+
+
+class GradientSlices(NamedTuple):
+    """Slices, 1 or 2, of an output gradient on its way to each of a linear's two products."""
+
+    input: int
+    weight: int
 
 
 class Rope(NamedTuple):

@@ -130,7 +130,7 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
         kept = last = m.layers * sum(_trace(spec, tokens))
         first = kept // m.layers
     table, whole = 8 * m.vocab * m.d_model, 8 * _sizes(m).parameters
-    layer, buffers = _layer(spec, plan, tokens), _buffers(m, spec.numerics.gradient_slices, tokens)
+    layer, buffers = _layer(spec, plan, tokens), _buffers(m, most_slices(spec), tokens)
     first_unit = windows == spec.numerics.unit_windows
     rest = (whole - 2 * table) // m.layers
 
@@ -174,12 +174,17 @@ def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
     """The peak of one layer's backward, beyond what is kept; its own traces are in it where they are made again."""
     m, (attention, feed_forward) = spec.model, _trace(spec, tokens)
     queries, keys, d, f = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ffn
-    inner = tokens * 2 * f + 4 * m.seq_len * f  # dH; the gradient of gate and up takes their place window by window
+    inner = tokens * 2 * f + 4 * THREADS * f  # dH; the gradient of gate and up takes their place row by row
     outer = tokens * (6 * queries + 6 * keys + 4 * queries + 12 * m.heads)  # dO, its codes, dQ, dK, dV in float32
     peak = max(attention + feed_forward + inner, attention + outer)
     if not plan.recompute:
         peak -= attention + feed_forward
-    return peak + 4 * tokens * d + _buffers(m, spec.numerics.gradient_slices, tokens) + 2 * f * d
+    return peak + 4 * tokens * d + _buffers(m, most_slices(spec), tokens) + 2 * f * d
+
+
+def most_slices(spec: RunSpec) -> int:
+    """Slices of an output gradient, on its way to the product that takes more."""
+    return max(spec.numerics.input_gradient_slices, spec.numerics.weight_gradient_slices)
 
 
 def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.interface import Attended, AttentionShape, Part, Rope, Rows, Weight
+from kernels.interface import Attended, AttentionShape, GradientSlices, Part, Rope, Rows, Weight
 from model import host
 from model.memory import KEEP_ALL, MemoryPlan, give_back
 from model.spec import RunSpec
@@ -46,6 +46,12 @@ class Network:
             return self.held[name]
         rule = "max" if name == "head" else self.spec.numerics.weight_scale
         return self.backend.quantise_weight(self.backend.to_device(self.weights[name]), rule, flag)
+
+    @property
+    def gradient_slices(self) -> GradientSlices:
+        """Of every linear's output gradient."""
+        numerics = self.spec.numerics
+        return GradientSlices(numerics.input_gradient_slices, numerics.weight_gradient_slices)
 
     def attention_shape(self, layer: int) -> AttentionShape:
         """Heads and window of one layer."""
@@ -221,7 +227,7 @@ def _attention_output(net: Network, layer: int, t: AttentionTrace, flag: Any) ->
 def _attention_backward(net: Network, layer: int, traces: list[Any], dy: Any, sums: dict[str, Any], flag: Any) -> Any:
     """dX of the layer's attention; takes its trace off the list, and lets go of each part after its last use."""
     x, r, rows, q_y, k_y, q, k, v, attended, out_rows = traces.pop()
-    b, name, slices = net.backend, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
+    b, name, slices = net.backend, f"blocks.{layer:03d}", net.gradient_slices
     d_out = b.linear_backward(out_rows, (_part(net, f"{name}.o", dy, sums, flag),), slices, flag)
     del out_rows
     dq, dk, dv = b.attention_backward(q, k, v, attended, d_out, net.attention_shape(layer), flag)
@@ -255,7 +261,7 @@ def _feed_forward_backward(
 ) -> Any:
     """dX of the layer's feed-forward; takes its trace off the list, and lets go of each part after its last use."""
     x, r, rows, gate_up, hidden = traces.pop()
-    b, name, slices = net.backend, f"blocks.{layer:03d}", net.spec.numerics.gradient_slices
+    b, name, slices = net.backend, f"blocks.{layer:03d}", net.gradient_slices
     dh = b.linear_backward(hidden, (_part(net, f"{name}.down", dy, sums, flag),), slices, flag)
     del hidden
     d_gate_up = b.swiglu_backward(dh, gate_up)

@@ -37,7 +37,7 @@ from kernels.cpu.numeric import (
 )
 from kernels.cpu.pool import spread
 from kernels.cpu.products import multiply, scratch
-from kernels.interface import Part, Rows, Weight
+from kernels.interface import GradientSlices, Part, Rows, Weight
 
 CHUNK = 256  # tokens of a chunk
 CHANNELS = 128  # rows of a weight in a block
@@ -114,7 +114,7 @@ def _scaled_store(x, row_scale, column_scale, residual, add, out):
 
 
 @exclusive
-def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndarray) -> np.ndarray:
+def linear_backward(x: Rows, parts: tuple[Part, ...], slices: GradientSlices, flag: np.ndarray) -> np.ndarray:
     """Gradients of Y = X Wᵀ for one or more weights that read the same rows.
 
     dX = bf16((dX₁ + dX₂) + dX₃), each from dY·scale_w quantised by token. Each part's sums gain rint(dW·2²⁴), dW from
@@ -123,15 +123,15 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndar
     out, hi_scale = np.empty(x.hi.shape, np.uint16), high_scale(x)
     spans = chunks(len(out), CHUNK)
     tops = [np.zeros((len(spans), len(part.weight.scale)), np.int32) for part in parts]
-    work = [
-        (parts, span, hi_scale[span], slices, [t[i] for t in tops], out[span], flag) for i, span in enumerate(spans)
-    ]
+    work = []
+    for i, span in enumerate(spans):
+        work.append((parts, span, hi_scale[span], slices.input, [top[i] for top in tops], out[span], flag))
     spread(_input_gradient, work)
     blocks = []
     for part, top in zip(parts, tops, strict=True):
-        scale, inverse = column_scales(top.max(axis=0), slices, flag)
+        scale, inverse = column_scales(top.max(axis=0), slices.weight, flag)
         for block in chunks(len(scale), CHANNELS):
-            blocks.append((x.hi, part, block, hi_scale, slices, scale[block], inverse[block], flag))
+            blocks.append((x.hi, part, block, hi_scale, slices.weight, scale[block], inverse[block], flag))
     spread(_add_weight_gradient, blocks)
     return out
 

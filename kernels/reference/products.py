@@ -6,7 +6,7 @@ at most 128², every contraction at most 133,144 terms.
 
 import numpy as np
 
-from kernels.interface import GRADIENT_BITS, SUM_LIMIT, Part, Rows, Weight
+from kernels.interface import GRADIENT_BITS, SUM_LIMIT, GradientSlices, Part, Rows, Weight
 from kernels.reference.numbers import F32, bf16, f32, fixed_point
 from kernels.reference.quantise import quantise, quantise_columns
 
@@ -39,7 +39,7 @@ def project_add(x: Rows, w: Weight, residual: np.ndarray) -> np.ndarray:
     return bf16(f32(residual) + product_f32(x, w))
 
 
-def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndarray) -> np.ndarray:
+def linear_backward(x: Rows, parts: tuple[Part, ...], slices: GradientSlices, flag: np.ndarray) -> np.ndarray:
     """Gradients of Y = X Wᵀ for one or more weights that read the same rows.
 
     dX = bf16((dX₁ + dX₂) + dX₃), each from dY·scale_w quantised by token. Each part's sums gain rint(dW·2²⁴), dW from
@@ -50,10 +50,10 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: np.ndar
     dx: np.ndarray | None = None
     for dy, weight, sums in parts:
         gradient = f32(dy)
-        by_token = quantise(gradient * weight.scale[None, :], slices, flag)
+        by_token = quantise(gradient * weight.scale[None, :], slices.input, flag)
         part = value(by_token.hi, by_token.lo, np.ascontiguousarray(weight.hi.T)) * by_token.scale[:, None]
         dx = part if dx is None else dx + part
-        by_channel = quantise_columns(gradient * hi_scale[:, None], slices, flag)
+        by_channel = quantise_columns(gradient * hi_scale[:, None], slices.weight, flag)
         dw = value(by_channel.hi, by_channel.lo, np.ascontiguousarray(x.hi.T)) * by_channel.scale[:, None]
         add_sums(sums, dw, SUM_LIMIT, flag)
     assert dx is not None

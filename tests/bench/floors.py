@@ -17,7 +17,7 @@ import torch
 import kernels
 import kernels.digest
 from kernels.cpu import products
-from kernels.interface import AdamScalars, AttentionShape, Part, Rope, Rows
+from kernels.interface import AdamScalars, AttentionShape, GradientSlices, Part, Rope, Rows
 from model import host
 from tests.bench.shapes import TOKENS, spec
 
@@ -98,7 +98,7 @@ def _layer(size: str) -> list[Operation]:
         Operation("swiglu_backward", lambda: b.swiglu_backward(hidden[:, :f].copy(), hidden.copy()), 0, 10 * t * f),
         Operation(
             "linear_backward gate_up",
-            lambda: b.linear_backward(rows, (part,), 1, flag),
+            lambda: b.linear_backward(rows, (part,), GradientSlices(1, 1), flag),
             2 * product,
             4 * t * f + 3 * t * d + 17 * 2 * f * d,
         ),

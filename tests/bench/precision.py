@@ -45,14 +45,17 @@ WINDOWS, UNIT_WINDOWS, HELD_OUT_WINDOWS = 8, 4, 64
 SHAPE = {"d_model": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 128, "ffn": 2816}
 LAST = 50  # steps whose mean training loss is reported
 STOCK = "stock bf16"
+BOTH = {"input_gradient_slices": 2, "weight_gradient_slices": 2}
 CHOICES: dict[str, dict[str, Any]] = {
     "lsq": {"weight_scale": "lsq"},
     "max": {"weight_scale": "max"},
-    "lsq, gradients in 2 slices": {"weight_scale": "lsq", "gradient_slices": 2},
-    "max, gradients in 2 slices": {"weight_scale": "max", "gradient_slices": 2},
+    "lsq, gradients in 2 slices": {"weight_scale": "lsq", **BOTH},
+    "max, gradients in 2 slices": {"weight_scale": "max", **BOTH},
+    "lsq, dX in 2 slices": {"weight_scale": "lsq", "input_gradient_slices": 2},
+    "lsq, dW in 2 slices": {"weight_scale": "lsq", "weight_gradient_slices": 2},
     "lsq, down's input in 2 slices": {"weight_scale": "lsq", "down_slices": 2},
 }
-SLOWEST = {"weight_scale": "lsq", "gradient_slices": 2}
+SLOWEST = {"weight_scale": "lsq", **BOTH}
 FIRST_SEED, SECOND_SEED = 1, 2
 Arm = dict[str, Any]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import kernels
 from kernels.digest import tensor_digest
-from kernels.interface import Part
+from kernels.interface import GradientSlices, Part
 from kernels.reference.numbers import bf16
 
 SIZE = 100
@@ -34,7 +34,7 @@ def digests(b: ModuleType) -> list[str]:
         weight = b.quantise_weight(b.to_device(random.standard_normal((SIZE, SIZE)).astype(np.float32)), rule, flag)
         sums = [b.new_sums((SIZE, SIZE)) for _ in range(2)]
         parts = tuple(Part(d, weight, own) for d, own in zip((dy, residual), sums))  # two, whose floats are added
-        dx = b.linear_backward(rows, parts, slices, flag)
+        dx = b.linear_backward(rows, parts, GradientSlices(slices, slices), flag)
         outputs = (b.project(rows, weight), b.project_add(rows, weight, residual), dx, *sums, flag)
         found += [tensor_digest(str(number), b.to_host(y)) for number, y in enumerate(outputs)]
     return found

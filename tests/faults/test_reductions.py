@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kernels
-from kernels.interface import Part
+from kernels.interface import GradientSlices, Part
 from kernels.reference.numbers import bf16
 from model import host
 from model.state import initial_state
@@ -73,7 +73,7 @@ def test_a_fused_weight_s_gradient_is_that_of_its_parts() -> None:
             sums = [b.new_sums((piece.stop - piece.start, 33)) for piece in pieces]
             for piece, own in zip(pieces, sums):
                 weight = b.quantise_weight(b.to_device(w[piece].copy()), "max", flag)
-                b.linear_backward(x, (Part(b.to_device(dy[:, piece].copy()), weight, own),), 1, flag)
+                b.linear_backward(x, (Part(b.to_device(dy[:, piece].copy()), weight, own),), GradientSlices(1, 1), flag)
             found.append(b"".join(b.to_host(own).tobytes() for own in sums))
         assert found[0] == found[1], name
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernels
-from kernels.interface import AttentionShape, Part, Rope, Rows
+from kernels.interface import AttentionShape, GradientSlices, Part, Rope, Rows
 from kernels.reference.elementary import normal_cut
 from kernels.reference.numbers import bf16, f32
 from kernels.reference.philox import words
@@ -64,7 +64,7 @@ def test_linear(b: ModuleType, slices: int, tolerance: float) -> None:
     dys = [bf16(draw(f"dy{i}", TOKENS, OUT)) for i in range(3)]
     weights = [b.quantise_weight(draw(f"w{i}", OUT, WIDTH), "max", flag) for i in range(3)]
     parts = tuple(Part(dy, w, np.zeros((OUT, WIDTH), np.int64)) for dy, w in zip(dys, weights, strict=True))
-    dx = b.linear_backward(x, parts, slices, flag)
+    dx = b.linear_backward(x, parts, GradientSlices(slices, slices), flag)
     x_t = real(dequantised(x))
     w_t = [real(dequantised(Rows(w.hi, None, w.scale))) for w in weights]
     for dy, w in zip(dys, w_t, strict=True):

@@ -45,7 +45,11 @@ def trained(run: RunSpec, name: str, steps: int) -> State:
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("rule", ["max", "lsq"])
 def test_whole_gradient_points_where_float64_says(name: str, slices: int, rule: str) -> None:
-    run = tiny.spec(numerics=NumericsSpec(gradient_slices=slices, weight_scale=rule, down_slices=slices))  # type: ignore[arg-type]
+    run = tiny.spec(
+        numerics=NumericsSpec(
+            input_gradient_slices=slices, weight_gradient_slices=slices, weight_scale=rule, down_slices=slices
+        )
+    )  # type: ignore[arg-type]
     state = trained(run, name, 20)
     windows = tiny.windows(run, 1000, 4)
     _, expected = truth.loss_and_gradients(run, state.weights, windows)

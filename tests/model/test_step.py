@@ -33,7 +33,12 @@ def trajectory(records: list[StepRecord]) -> list[tuple[str, str | None, str | N
 
 @pytest.mark.parametrize(
     "numerics",
-    [NumericsSpec(), NumericsSpec(weight_scale="lsq", gradient_slices=2, down_slices=2, unit_windows=2)],
+    [
+        NumericsSpec(),
+        NumericsSpec(
+            weight_scale="lsq", input_gradient_slices=2, weight_gradient_slices=2, down_slices=2, unit_windows=2
+        ),
+    ],
     ids=["default", "lsq two slices"],
 )
 def test_hundred_steps_agree_between_backends(numerics: NumericsSpec) -> None:

@@ -228,6 +228,6 @@ def test_what_is_not_finite_has_no_bits(tmp_path: Path, field: str, value: str) 
 
 def test_true_is_not_one() -> None:
     spec = small.spec().canonical()
-    spec["numerics"] = dict(spec["numerics"], gradient_slices=True)  # type: ignore[call-overload]
+    spec["numerics"] = dict(spec["numerics"], input_gradient_slices=True)  # type: ignore[call-overload]
     with pytest.raises(LedgerFault, match="oddly"):
         HEADER.model_copy(update={"spec": spec}).run_spec()
