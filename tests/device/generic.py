@@ -58,7 +58,8 @@ def steps(name: str) -> dict[str, Any]:
             records.append((record.state, record.gradient, record.loss, record.z_loss, record.grad_norm))
         return records, min(times)
 
-    every_option = NumericsSpec(weight_scale="lsq", input_gradient_slices=2, weight_gradient_slices=2, down_slices=2, unit_windows=2)
+    gradients = {"input_gradient_slices": 2, "weight_gradient_slices": 2}
+    every_option = NumericsSpec(weight_scale="lsq", **gradients, down_slices=2, unit_windows=2)
     runs = {
         "tiny": tiny.spec(steps=STEPS),
         "every option": tiny.spec(steps=STEPS, numerics=every_option),

@@ -168,7 +168,8 @@ def runs() -> Iterator[tuple[tuple[int, ...], RunSpec]]:
         (newest, 1, "max", 3, odd, 37),
         (both, 2, "lsq", 1, odd, 37),
     ):
-        numbers = NumericsSpec(weight_scale=rule, input_gradient_slices=slices, weight_gradient_slices=slices, down_slices=slices, unit_windows=units)
+        gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
+        numbers = NumericsSpec(weight_scale=rule, **gradients, down_slices=slices, unit_windows=units)
         window = min(512, length - 5)
         yield (
             architectures,
