@@ -1,6 +1,6 @@
 """A step of the 1.608 B shape on a GPU beside stock PyTorch, in the same run; and where its time goes.
 
-    python -m tests.bench.gpu_step [--backend nvidia] [--windows 32] [--unit-windows 4] [--micro 8] [--rounds 2]
+    python -m tests.bench.gpu_step [--backend nvidia] [--windows 32] [--unit-windows 4] [--slices 1] [--micro 8] [--rounds 2]
     python -m tests.bench.gpu_step --tiny --backend cpu      # does it run at all? no GPU needed
 
 A step of ours is everything from tokens to the digested next state; the peer's (gpu_stock.py) is forward, backward,
@@ -154,12 +154,13 @@ def pairs(shape: AttentionShape, rows: int) -> int:
     return rows // shape.sequence * (shape.sequence * seen - seen * (seen - 1) // 2)
 
 
-def run_of(model: ModelSpec, windows: int, unit_windows: int) -> RunSpec:
-    """A run of steps of so many windows by the open_1b recipe's numerics."""
+def run_of(model: ModelSpec, windows: int, unit_windows: int, slices: Any = 1) -> RunSpec:
+    """A run of steps of so many windows; `slices` of each linear's output gradient."""
     phases = (Phase(from_tokens=0, windows=windows),)
     total = model.seq_len * windows * 1000
     schedule = ScheduleSpec(peak_lr="0.0001", warmup_tokens=0, total_tokens=total, phases=phases)
-    numerics = NumericsSpec(weight_scale="lsq", unit_windows=unit_windows)
+    gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
+    numerics = NumericsSpec(weight_scale="lsq", unit_windows=unit_windows, **gradients)
     return RunSpec(name="bench", seed=1, model=model, numerics=numerics, schedule=schedule)
 
 
@@ -203,7 +204,8 @@ class Race:
     def __init__(self, backend: ModuleType, asked: argparse.Namespace, device: torch.device) -> None:
         self.backend, self.asked, self.gpu = backend, asked, device.type == "cuda"
         model = TINY if asked.tiny else OPEN_1B
-        self.run, self.short = (run_of(model, n, asked.unit_windows) for n in (asked.windows, asked.unit_windows))
+        counts = (asked.windows, asked.unit_windows)
+        self.run, self.short = (run_of(model, n, asked.unit_windows, asked.slices) for n in counts)
         random = np.random.default_rng(0)
         self.windows = random.integers(0, model.vocab, (asked.windows, model.seq_len + 1))
         self.state: State = initial_state(self.run, backend).placed(backend.to_device)
@@ -320,6 +322,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "parameters": race.run.model.parameter_count(),
         "windows": asked.windows,
         "unit_windows": asked.unit_windows,
+        "gradient_slices": asked.slices,
         "stock_micro_windows": asked.micro,
         "stock_compiled": race.compiled,
         "seconds": {name: [round(s, 4) for s in seconds] for name, seconds in times.items()},
@@ -341,6 +344,7 @@ def main() -> None:
     parser.add_argument("--backend", default="nvidia")
     parser.add_argument("--windows", type=int, default=32, help="of a step")
     parser.add_argument("--unit-windows", type=int, default=4, help="of a unit of ours")
+    parser.add_argument("--slices", type=int, choices=(1, 2), default=1, help="of a linear's output gradient")
     parser.add_argument("--micro", type=int, default=8, help="windows of a micro-batch of the peer")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="compile the peer as one graph: minutes rather than one")
