@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow conformance arm64 bench-cpu unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow conformance worlds arm64 bench-cpu unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-slow: .venv/installed ## the slow tests: other instruction sets, long runs,
 
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance
+
+worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 processes, in any grouping (about 3 minutes)
+	$(BIN)/python -m tests.worlds.run
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kernels import canonical
+from model.group import ALONE, Group
 from model.state import State
 from model.transformer import Network, quantised
 
@@ -16,25 +17,34 @@ def codes(net: Network) -> dict[str, dict[str, Any]]:
 
 
 def measure(
-    backend: ModuleType, state: State, sums: dict[str, Any], mean: np.float32, codes: dict[str, dict[str, Any]]
+    backend: ModuleType,
+    state: State,
+    sums: dict[str, Any],
+    mean: np.float32,
+    codes: dict[str, dict[str, Any]],
+    group: Group = ALONE,
 ) -> dict[str, Any]:
     """Per parameter: norms as float bits (the weight's after the update), elements and zero gradients; and `codes`."""
+    weights = group.squares({name: _row_squares(backend, w) for name, w in state.weights.items()})
+    gradients = group.squares({name: backend.square_rows(s, mean) for name, s in sums.items()})
+    zero = group.counts({name: int(np.count_nonzero(backend.to_host(s) == 0)) for name, s in sums.items()})
+    elements = group.counts({name: int(np.prod(s.shape)) for name, s in sums.items()})
     return {
-        name: _tensor(backend, weight, sums[name], mean) | codes.get(name, {})
-        for name, weight in sorted(state.weights.items())
+        name: {
+            "weight_norm": _norm(backend, weights[name]),
+            "gradient_norm": _norm(backend, gradients[name]),
+            "elements": elements[name],
+            "zero_gradients": zero[name],
+        }
+        | codes.get(name, {})
+        for name in sorted(elements)
     }
 
 
-def _tensor(backend: ModuleType, weight: np.ndarray, sums: Any, mean: np.float32) -> dict[str, Any]:
-    flag = backend.new_flag()
+def _row_squares(backend: ModuleType, weight: Any) -> Any:
+    """Sum of squares of each row, f32[R]; of a vector, f32[1]."""
     rows = weight.reshape(1 if weight.ndim == 1 else len(weight), -1)
-    gradient = backend.to_host(sums)
-    return {
-        "weight_norm": _norm(backend, backend.fixed_sum(backend.to_device(rows * rows), flag), flag),
-        "gradient_norm": _norm(backend, backend.square_rows(sums, mean), flag),
-        "elements": int(gradient.size),
-        "zero_gradients": int(np.count_nonzero(gradient == 0)),
-    }
+    return backend.fixed_sum(backend.to_device(rows * rows), backend.new_flag())
 
 
 def _codes(net: Network, name: str) -> dict[str, Any]:
@@ -47,5 +57,6 @@ def _codes(net: Network, name: str) -> dict[str, Any]:
     }
 
 
-def _norm(backend: ModuleType, squares: Any, flag: Any) -> str:
-    return canonical.bits(np.sqrt(backend.to_host(backend.fixed_sum(squares[None, :], flag))[0]))
+def _norm(backend: ModuleType, squares: Any) -> str:
+    rows = backend.to_device(squares)[None, :]
+    return canonical.bits(np.sqrt(backend.to_host(backend.fixed_sum(rows, backend.new_flag()))[0]))

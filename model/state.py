@@ -15,7 +15,6 @@ from model import host
 from model.spec import RunSpec
 from model.spike import SpikeState
 
-LeavesOf = Callable[[Mapping[str, Any]], Mapping[str, bytes]]
 SCALARS = {"step", "tokens", "windows", "updates", "spike"}
 
 
@@ -85,8 +84,8 @@ def initial_state(
     return State(weights, m, v)
 
 
-def root(state: State, leaves_of: LeavesOf = digest.leaves_of) -> tuple[str, dict[str, str]]:
-    """(state root, digest of each tensor); `leaves_of` is the backend's where the tensors lie on its device."""
+def root(state: State) -> tuple[str, dict[str, str]]:
+    """(state root, digest of each tensor) of a state on the host."""
     tensors = state.tensors()
-    digests = digest.tensor_digests(tensors, leaves_of(tensors))
+    digests = digest.tensor_digests(tensors, digest.leaves_of(tensors))
     return digest.root(digests, state.scalars()), digests

@@ -13,7 +13,7 @@ import numpy as np
 from kernels import canonical, digest
 from kernels.interface import LSE2_BITS
 from model import diagnostics, host, schedule, spike
-from model import state as states
+from model.group import ALONE, Group
 from model.memory import KEEP_ALL, MemoryPlan
 from model.spec import RunSpec
 from model.state import State
@@ -51,33 +51,36 @@ def step(
     diagnose: bool = False,
     take: Callable[[dict[str, np.ndarray]], None] | None = None,
     memory: MemoryPlan = KEEP_ALL,
+    group: Group = ALONE,
 ) -> StepRecord:
     """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state`, whose tensors may lie on the host or on
     the backend's device, becomes the state after it.
 
-    No memory plan changes a bit. `take` is lent the summed int64 gradients of a finite step, by parameter: an audit's
-    proof of replay needs their bytes. Raises ValueError where the windows are not those that the plan of this step
-    asks for in number, length or vocabulary.
+    In a group every rank is given all windows and the rows of the state that it owns; all return the same record. No
+    memory plan and no group changes a bit. `take` is lent the summed int64 gradients of a finite step, by parameter: an
+    audit's proof of replay needs their bytes. Raises ValueError where the windows are not those that the plan of this
+    step asks for in number, length or vocabulary.
     """
     plan = schedule.plan(spec, state.step)
     windows = _checked(spec, plan.windows, windows)
-    sums, nll, lse2, finite, codes = gradients(spec, backend, state.weights, windows, memory, diagnose)
+    sums, nll, lse2, finite, codes = gradients(spec, backend, state.weights, windows, memory, diagnose, group)
     lr = schedule.learning_rate(spec, plan.tokens_before)
     tokens = len(windows) * spec.model.seq_len
     mean = host.mean_scale(tokens)
-    norm = gradient_norm(backend, sums, mean) if finite else None
+    norm = gradient_norm(backend, sums, mean, group) if finite else None
     state.spike, event, halt = spike.decide(spec.spike, state.spike, state.step, norm)
     clip = clip_factor(spec, norm) if norm is not None else np.float32(1)
     if not event:
         state.updates += 1
         _update(spec, backend, state, sums, lr, mean, clip)
-    report = diagnostics.measure(backend, state, sums, mean, codes) if diagnose and finite else None
+    report = diagnostics.measure(backend, state, sums, mean, codes, group) if diagnose and finite else None
     gradient = dict(sorted(sums.items())) if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    digests = digest.tensor_digests(gradient, backend.leaves_of(gradient))
+    digests = group.digests(gradient, backend.leaves_of, "gradient") if finite else {}
     if take is not None and finite:
-        take({name: backend.to_host(s) for name, s in gradient.items()})
-    root, tensors = states.root(state, backend.leaves_of)
+        take({name: backend.to_host(s) for name, s in group.whole(gradient).items()})
+    tensors = group.digests(state.tensors(), backend.leaves_of, "state")
+    zero = group.counts({name: int(s.any()) for name, s in gradient.items()}) if finite else {}
     return StepRecord(
         step=plan.step,
         tokens=plan.tokens_after,
@@ -88,13 +91,13 @@ def step(
         z_loss=canonical.bits(host.f32(lse2) * host.mean_scale(tokens, LSE2_BITS)) if finite else None,
         grad_norm=canonical.bits(norm) if norm is not None else None,
         gradient=digest.root(digests, {}) if finite else None,
-        state=root,
+        state=digest.root(tensors, state.scalars()),
         event=event,
         clipped=bool(norm is not None and not event and clip < np.float32(1)),
         halt=halt,
         tensors=tensors,
         gradients=digests,
-        zero_gradients=tuple(name for name, s in gradient.items() if not s.any()),
+        zero_gradients=tuple(name for name, parts in zero.items() if not parts),
         diagnostics=report,
     )
 
@@ -102,7 +105,7 @@ def step(
 class Summed(NamedTuple):
     """The gradients of some units, summed as integers, and what came with them."""
 
-    sums: dict[str, Any]  # i64 by parameter name, units of 2⁻²⁴
+    sums: dict[str, Any]  # i64 by parameter name, units of 2⁻²⁴: the rows that this rank owns
     nll: int  # units of 2⁻²⁴ nats
     lse2: int  # units of 2⁻²⁰
     finite: bool  # else the sums mean nothing
@@ -116,32 +119,41 @@ def gradients(
     windows: np.ndarray,
     memory: MemoryPlan = KEEP_ALL,
     diagnose: bool = False,
+    group: Group = ALONE,
 ) -> Summed:
-    """The summed gradients of whole units of windows i64[n, seq_len + 1], without an update."""
+    """The group's summed gradients of whole units of windows i64[n, seq_len + 1], without an update."""
     flag = backend.new_flag()
-    net = network(spec, backend, weights, flag, memory)
-    sums = {name: backend.new_sums(w.shape) for name, w in weights.items()}
-    nll, lse2 = _accumulate(net, windows, sums, flag)
-    finite = not flag[0]
-    return Summed(sums, int(nll), int(lse2), finite, diagnostics.codes(net) if diagnose and finite else {})
+    net = network(spec, backend, weights, flag, memory, group)
+    sums, nll, lse2 = _accumulate(net, windows, flag, group)
+    nll, lse2, raised = group.total(int(nll), int(lse2), int(flag[0]))
+    finite = not raised  # the sum of flags of 0 and 1 says what their maximum does
+    return Summed(sums, nll, lse2, finite, diagnostics.codes(net) if diagnose and finite else {})
 
 
 def evaluate(
-    spec: RunSpec, backend: ModuleType, state: State, windows: np.ndarray, memory: MemoryPlan = KEEP_ALL
+    spec: RunSpec,
+    backend: ModuleType,
+    state: State,
+    windows: np.ndarray,
+    memory: MemoryPlan = KEEP_ALL,
+    group: Group = ALONE,
 ) -> str | None:
     """Mean negative log-likelihood in nats, as bits, of windows under the state's weights; None where not finite."""
     windows = _checked(spec, len(windows), windows)
     flag = backend.new_flag()
-    net = network(spec, backend, state.weights, flag, memory)
+    net = network(spec, backend, state.weights, flag, memory, group)
     nll: Any = 0
-    for window in windows:
-        nll = nll + unit_loss(net, window[None, :], flag)[0]
-    return None if flag[0] else canonical.bits(host.f32(int(nll)) * host.mean_scale(len(windows) * spec.model.seq_len))
+    for batch in group.batches(len(windows)):
+        for window in batch:
+            nll = nll + unit_loss(net, windows[window][None, :], flag)[0]
+    nll, raised = group.total(int(nll), int(flag[0]))
+    return None if raised else canonical.bits(host.f32(nll) * host.mean_scale(len(windows) * spec.model.seq_len))
 
 
-def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32) -> np.float32:
+def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32, group: Group = ALONE) -> np.float32:
     """Global norm of the mean gradient in two levels: squares by row, then over all rows, each an integer sum."""
-    rows = np.concatenate([backend.to_host(backend.square_rows(sums[name], mean)) for name in sorted(sums)])
+    squares = group.squares({name: backend.square_rows(s, mean) for name, s in sums.items()})
+    rows = np.concatenate([backend.to_host(squares[name]) for name in sorted(squares)])
     total = backend.fixed_sum(backend.to_device(rows[None, :]), backend.new_flag())
     return np.sqrt(backend.to_host(total)[0])
 
@@ -151,15 +163,20 @@ def clip_factor(spec: RunSpec, norm: np.float32) -> np.float32:
     return min(np.float32(1), host.f32(spec.optimizer.clip_norm) / (norm + host.f32("0.000001")))
 
 
-def _accumulate(net: Network, windows: np.ndarray, sums: dict[str, Any], flag: Any) -> tuple[Any, Any]:
+def _accumulate(net: Network, windows: np.ndarray, flag: Any, group: Group) -> tuple[dict[str, Any], Any, Any]:
+    """(the group's sums of gradients, this rank's sums of losses)."""
     two_z = host.f32(2 * host.exact(net.spec.optimizer.z_loss))
     nll: Any = 0
     lse2: Any = 0
-    size = net.spec.numerics.unit_windows
-    for first in range(0, len(windows), size):
-        unit_nll, unit_lse2 = unit_gradients(net, windows[first : first + size], two_z, sums, flag)
-        nll, lse2 = nll + unit_nll, lse2 + unit_lse2
-    return nll, lse2
+    joined: dict[str, Any] = {}
+    size, shapes = net.spec.numerics.unit_windows, net.spec.model.shapes()
+    for batch in group.batches(-(-len(windows) // size)):
+        sums = group.new_sums(net.backend, shapes)
+        for unit in batch:
+            unit_nll, unit_lse2 = unit_gradients(net, windows[unit * size : (unit + 1) * size], two_z, sums, flag)
+            nll, lse2 = nll + unit_nll, lse2 + unit_lse2
+        joined = group.joined(sums, joined)
+    return joined, nll, lse2
 
 
 def _update(

@@ -19,6 +19,7 @@ import numpy as np
 
 from kernels.interface import Attended, AttentionShape, GradientSlices, Part, Rope, Rows, Weight
 from model import host
+from model.group import ALONE, Group
 from model.memory import KEEP_ALL, MemoryPlan, give_back
 from model.spec import RunSpec
 
@@ -30,7 +31,7 @@ class Network:
     spec: RunSpec
     backend: ModuleType
     plan: MemoryPlan
-    weights: dict[str, Any]  # every parameter, f32, on the host or the device
+    weights: dict[str, Any]  # every parameter, or this rank's rows, f32, on the host or the device
     tensors: dict[str, Any]  # embedding and norm gains on the device, f32
     held: dict[str, Weight]  # linears and head, where the plan holds their codes
     rope: Rope
@@ -100,21 +101,31 @@ class Trace:
 
 
 def network(
-    spec: RunSpec, backend: ModuleType, weights: dict[str, Any], flag: Any, plan: MemoryPlan = KEEP_ALL
+    spec: RunSpec,
+    backend: ModuleType,
+    weights: dict[str, Any],
+    flag: Any,
+    plan: MemoryPlan = KEEP_ALL,
+    group: Group = ALONE,
 ) -> Network:
-    """The network of these weights; quantises them all where the plan holds codes."""
+    """The network of these weights; quantises them all where the plan holds codes.
+
+    In a group each rank quantises the rows that it owns, and they all hold every code.
+    """
     plain = {name: backend.to_device(w) for name, w in weights.items() if w.ndim == 1 or name == "embed"}
     m = spec.model
     rope = Rope(*map(backend.to_device, host.rope_tables(m.seq_len, m.head_dim, m.rope_theta)))
     net = Network(spec, backend, plan, weights, plain, {}, rope, host.f32(m.norm_eps))
-    if plan.hold_codes:
-        net.held.update({name: net.weight(name, flag) for name in quantised(net)})
+    if plan.hold_codes or group.size > 1:
+        own = {name: net.weight(name, flag) for name in weights.keys() - plain.keys()}
+        net.held.update(group.codes(own))
+    net.tensors.update(group.tables(plain))
     return net
 
 
 def quantised(net: Network) -> list[str]:
     """Names of the parameters that enter as codes, in name order."""
-    return sorted(net.weights.keys() - net.tensors.keys())
+    return sorted(net.spec.model.shapes().keys() - net.tensors.keys())
 
 
 def forward(net: Network, tokens: Any, flag: Any, keep: bool = True) -> Trace:

@@ -37,6 +37,9 @@ SITES = {
     ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
     ("model/memory.py", "_stages", "sum"): "the same",
     ("model/memory.py", "_sizes", "sum"): "the same",
+    ("model/ranks.py", "_reduce_scatter", "sum"): "numbers of rows, in Python's integers",
+    ("model/ranks.py", "total", "dist.all_reduce"): "int64",
+    ("model/rows.py", "_cut", "sum"): "numbers of elements, in Python's integers",
 }
 
 

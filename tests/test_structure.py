@@ -17,7 +17,7 @@ PACKAGES = ("flows", "tasks", "storage", "model", "kernels")
 # What each package may import beside the standard library: the arrows flows → tasks → storage → model → kernels.
 MAY_IMPORT = {
     "kernels": {"kernels", "numpy", "torch", "numba", "triton", "blake3"},
-    "model": {"model", "kernels", "numpy", "pydantic", "mpmath"},
+    "model": {"model", "kernels", "numpy", "torch", "pydantic", "mpmath"},
     "storage": {
         *("storage", "model", "kernels", "numpy", "pydantic", "yaml"),
         *("pyarrow", "duckdb", "cryptography", "tokenizers", "fastokens", "blake3"),

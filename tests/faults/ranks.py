@@ -12,6 +12,7 @@ import numpy as np
 
 from model import host
 from model import step as steps
+from model.group import Group
 from model.transformer import Network, unit_gradients
 
 Sums = dict[str, Any]
@@ -24,13 +25,14 @@ def simulated(world: int, accumulate: int = 1) -> Iterator[None]:
     Each group of units has sums of its own; a rank adds its groups, and the ranks' sums are added last.
     """
 
-    def joined(net: Network, windows: np.ndarray, sums: Sums, flag: Any) -> tuple[int, int]:
+    def joined(net: Network, windows: np.ndarray, flag: Any, group: Group) -> tuple[Sums, int, int]:
         size = net.spec.numerics.unit_windows
         units = [windows[first : first + size] for first in range(0, len(windows), size)]
         results = [_rank(net, units[rank::world], accumulate, flag) for rank in range(world)]
+        sums = _zeros(net)
         for own, _ in reversed(results):
             _add(sums, own)
-        return sum(nll for _, (nll, _) in results), sum(lse2 for _, (_, lse2) in results)
+        return sums, sum(nll for _, (nll, _) in results), sum(lse2 for _, (_, lse2) in results)
 
     with mock.patch.object(steps, "_accumulate", joined):
         yield

@@ -1,0 +1,106 @@
+"""The processes that do a step together, as the step sees them: what one rank needs of the others.
+
+Ranks share the units of a step, each sums the gradients of its own, and the integer sums are joined, so that each rank
+has those of the rows that it owns. No float is added across ranks: floats travel as bytes. What a rank holds by
+parameter name are its own rows, and parameters of which it owns none are missing; `Alone` owns everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+from kernels import digest
+from kernels.interface import Weight
+
+Tensors = dict[str, Any]
+Kind = Literal["state", "gradient"]
+LeavesOf = Callable[[Mapping[str, Any]], Mapping[str, bytes]]
+
+
+class Group(Protocol):
+    """What the step asks of its group. Every rank makes the same calls in the same order."""
+
+    rank: int
+    size: int
+
+    def batches(self, units: int) -> Iterator[Sequence[int]]:
+        """This rank's units, in batches after each of which all ranks join their sums."""
+
+    def new_sums(self, backend: ModuleType, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+        """Zeros i64 of every parameter, whole, for one batch."""
+
+    def joined(self, sums: Tensors, before: Tensors) -> Tensors:
+        """Own rows of the ranks' sums of a batch, added to those of the batches before."""
+
+    def total(self, *values: int) -> list[int]:
+        """The sum over ranks of each value."""
+
+    def counts(self, own: dict[str, int]) -> dict[str, int]:
+        """The sum over ranks of a number by parameter, of every parameter."""
+
+    def tables(self, own: Tensors) -> Tensors:
+        """Embedding and norm gains f32, whole: with them the backend computes what it would with the weights."""
+
+    def codes(self, own: dict[str, Weight]) -> dict[str, Weight]:
+        """Quantised weights, whole, from quantised rows."""
+
+    def squares(self, own: Tensors) -> Tensors:
+        """One f32 a row, of every row of every parameter; a vector is one row."""
+
+    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> dict[str, str]:
+        """Digest of each whole tensor of a state or a gradient, of which each rank digests its rows."""
+
+    def whole(self, own: Tensors) -> Tensors:
+        """Every gradient i64, whole, from own rows."""
+
+
+class Alone:
+    """The group of one process: it owns every row, has nobody to ask, and hands everything back as it is."""
+
+    rank = 0
+    size = 1
+
+    def batches(self, units: int) -> Iterator[Sequence[int]]:
+        """All units at once."""
+        yield range(units)
+
+    def new_sums(self, backend: ModuleType, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+        """Zeros."""
+        return {name: backend.new_sums(shape) for name, shape in shapes.items()}
+
+    def joined(self, sums: Tensors, before: Tensors) -> Tensors:
+        """The sums of the only batch."""
+        return sums
+
+    def total(self, *values: int) -> list[int]:
+        """The values."""
+        return list(values)
+
+    def counts(self, own: dict[str, int]) -> dict[str, int]:
+        """The numbers."""
+        return own
+
+    def tables(self, own: Tensors) -> Tensors:
+        """The weights themselves."""
+        return own
+
+    def codes(self, own: dict[str, Weight]) -> dict[str, Weight]:
+        """The codes."""
+        return own
+
+    def squares(self, own: Tensors) -> Tensors:
+        """The squares."""
+        return own
+
+    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> dict[str, str]:
+        """The digest of each tensor."""
+        return digest.tensor_digests(own, leaves_of(own))
+
+    def whole(self, own: Tensors) -> Tensors:
+        """The gradients."""
+        return own
+
+
+ALONE: Group = Alone()
