@@ -16,7 +16,9 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -95,7 +97,7 @@ class Ranks:
             cuts = [flat[start + first : start + first + size] for start, size in zip(starts, sizes)]
             mine = sizes[self.rank]
             parts = np.empty(mine * self.size, np.int64)
-            with self._timed("gradients"):
+            with _meeting(self.seconds, "gradients"):
                 dist.all_to_all_single(_tensor(parts), _tensor(np.concatenate(cuts)), [mine] * self.size, sizes)
             self.sent["gradients"] += 8 * sum(sizes) - 8 * mine
             np.sum(parts.reshape(self.size, mine), axis=0, dtype=np.int64, out=result[first : first + mine])
@@ -104,7 +106,7 @@ class Ranks:
     def total(self, *values: int) -> list[int]:
         """The sum over ranks of each value, which must fit into 64 bits."""
         array = torch.tensor(values, dtype=torch.int64)
-        with self._timed("scalars"):
+        with _meeting(self.seconds, "scalars"):
             dist.all_reduce(array)
         self.sent["scalars"] += 8 * len(values)
         return [int(value) for value in array]
@@ -187,7 +189,7 @@ class Ranks:
         if own:
             data = [np.ascontiguousarray(own[name]).reshape(-1).view(np.uint8) for name in names if name in own]
             np.concatenate(data, out=mine[: sizes[self.rank]])
-        with self._timed(kind):
+        with _meeting(self.seconds, kind):
             dist.all_gather(list(_tensor(everything).chunk(self.size)), _tensor(mine))
         self.sent[kind] += longest * (self.size - 1)
         at, found = [rank * longest for rank in range(self.size)], {}
@@ -201,16 +203,16 @@ class Ranks:
 
     def scattered(self, state: State | None) -> State:
         """Each rank's own rows of the state that rank 0 gives."""
-        scalars = self.told(None if state is None else state.scalars())
+        scalars = told(None if state is None else state.scalars())
         tensors = {} if state is None else {n: self.backend.to_host(x) for n, x in state.tensors().items()}
         own: dict[str, np.ndarray] = {}
         for name, rank, rows, shape in self._pieces():
             if rank == self.rank:
                 own[name] = tensors[name][rows].copy() if self.rank == 0 else np.empty(shape, np.float32)
             if rank != 0 and rank == self.rank:
-                dist.recv(_tensor(own[name]), 0)
+                _recv(own[name], 0)
             elif rank != 0 and self.rank == 0:
-                dist.send(_tensor(np.ascontiguousarray(tensors[name][rows])), rank)
+                _send(np.ascontiguousarray(tensors[name][rows]), rank)
         return State.of(own, scalars).placed(self.backend.to_device)
 
     def gathered(self, state: State) -> State | None:
@@ -222,9 +224,9 @@ class Ranks:
             if self.rank == 0 and rank == 0:
                 whole[name][rows] = own[name]
             elif self.rank == 0:
-                dist.recv(_tensor(whole[name][rows]), rank)
+                _recv(whole[name][rows], rank)
             elif rank == self.rank:
-                dist.send(_tensor(np.ascontiguousarray(own[name])), 0)
+                _send(np.ascontiguousarray(own[name]), 0)
         if self.rank:
             return None
         return replace(State.of(whole, state.scalars()), spike=state.spike)
@@ -236,37 +238,73 @@ class Ranks:
                 for rank, first, last in spans:
                     yield prefix + name, rank, slice(first, last), (last - first, *self.rows.shapes[name][1:])
 
-    def told(self, message: Any) -> Any:
-        """What rank 0 says, JSON, on every rank."""
-        data = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
-        size = torch.tensor([len(data)])
+
+@contextmanager
+def launched() -> Iterator[int]:
+    """This process as one of those that torchrun started, or alone; yields its rank.
+
+    Ranks that died are known by their connections, so the time limit of a wait only has to outlast a step.
+    """
+    if not started_by_torchrun():
+        yield 0
+        return
+    dist.init_process_group("gloo", timeout=timedelta(days=1))
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is a rank."""
+    return dist.is_torchelastic_launched()
+
+
+def told(message: Any = None) -> Any:
+    """What rank 0 says, JSON, on every rank."""
+    leads = dist.get_rank() == 0
+    data = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
+    size = torch.tensor([len(data)])
+    with _meeting():
         dist.broadcast(size, 0)
-        text = torch.from_numpy(data) if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+        text = torch.from_numpy(data) if leads else torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(text, 0)
-        return json.loads(bytes(text.numpy()))
+    return json.loads(bytes(text.numpy()))
 
-    def shown(self, array: np.ndarray | None) -> np.ndarray:
-        """The array i64 that rank 0 gives, on every rank."""
-        shape = self.told(None if array is None else array.shape)
-        shared = np.empty(shape, np.int64) if array is None else np.ascontiguousarray(array, np.int64)
+
+def shown(array: np.ndarray | None = None) -> np.ndarray:
+    """The array that rank 0 gives, as i64 on every rank."""
+    shape = told(None if array is None else array.shape)
+    shared = np.empty(shape, np.int64) if array is None else np.ascontiguousarray(array, np.int64)
+    with _meeting():
         dist.broadcast(_tensor(shared), 0)
-        return shared
-
-    def _timed(self, kind: str) -> _Timer:
-        return _Timer(self.seconds, kind)
+    return shared
 
 
-class _Timer:
-    """Adds the time of a block to a counter."""
+class Parted(ConnectionError):
+    """Another rank has ended, so what all ranks do together cannot be done."""
 
-    def __init__(self, seconds: dict[str, float], kind: str) -> None:
-        self.seconds, self.kind = seconds, kind
 
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
+@contextmanager
+def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterator[None]:
+    """Around what the ranks do together: Parted where one is gone, and the time that it took."""
+    began = time.perf_counter()
+    try:
+        yield
+    except RuntimeError as error:  # what torch.distributed raises
+        raise Parted(str(error)) from None
+    if seconds is not None:
+        seconds[kind] += time.perf_counter() - began
 
-    def __exit__(self, *error: object) -> None:
-        self.seconds[self.kind] += time.perf_counter() - self.began
+
+def _send(array: np.ndarray, rank: int) -> None:
+    with _meeting():
+        dist.send(_tensor(array), rank)
+
+
+def _recv(array: np.ndarray, rank: int) -> None:
+    with _meeting():
+        dist.recv(_tensor(array), rank)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -13,6 +13,7 @@ from storage.beside import StepDigests
 from storage.engine import State, StepRecord
 from storage.ledger import Entry
 from storage.run import Run
+from storage.team import SOLO, Team
 
 Take = Callable[[dict[str, np.ndarray]], None]  # is lent the summed int64 gradient of each parameter
 
@@ -33,6 +34,7 @@ def advance(
     diagnose: bool = False,
     take: Take | None = None,
     memory: MemoryPlan = KEEP_ALL,
+    team: Team = SOLO,
 ) -> Advanced:
     """Do the step that `state` stands before; `state` becomes the state after it. Compares and writes nothing.
 
@@ -42,7 +44,10 @@ def advance(
     plan = schedule.plan(run.spec, number)
     windows = run.stream.windows(plan.first_window, plan.windows)
     batch = run.stream.batch_digest(plan.first_window, plan.windows)
-    record = engine.step(run.spec, backend, state, windows, diagnose=diagnose, take=take, memory=memory)
+    team.tell("step", windows, diagnose)
+    record = engine.step(
+        run.spec, backend, state, windows, diagnose=diagnose, take=take, memory=memory, group=team.group
+    )
     entry = Entry(
         step=record.step,
         tokens=record.tokens,

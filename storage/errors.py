@@ -99,3 +99,7 @@ class Refused(VerbatimError):
     """There is nothing to compare with, or what was asked would overwrite something."""
 
     exit_code = 13
+
+
+class RankLost(VerbatimError):
+    """Another process of the segment ended before its work was done. Nothing is wrong with what was saved."""

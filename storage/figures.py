@@ -23,6 +23,7 @@ from storage.ledger import Ledger
 from storage.records import Bits, Count, Digest, Record
 from storage.run import Run
 from storage.store import Store, create_same
+from storage.team import Team
 
 MAX_PROBE = 1 << 20
 ZERO_LIMIT = 100  # steps running with a gradient of exactly zero: the tensor is not connected
@@ -82,7 +83,7 @@ def load_probe(store: Store, ledger: Ledger, step: int) -> Probe:
     return probe
 
 
-def save_probe(run: Run, backend: ModuleType, state: State, memory: MemoryPlan) -> Probe:
+def save_probe(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, team: Team) -> Probe:
     """The held-out losses of this state, evaluated unless they are there already."""
     try:
         return load_probe(run.store, run.ledger, state.step)
@@ -91,20 +92,21 @@ def save_probe(run: Run, backend: ModuleType, state: State, memory: MemoryPlan) 
             step=state.step,
             state=run.ledger.state_root(state.step),
             held_out_root=run.stream.manifest.held_out_root,
-            sources=_losses(run, backend, state, memory),
+            sources=_losses(run, backend, state, memory, team),
         )
         create_same(run.store, probe_key(state.step), probe.canonical())
         return probe
 
 
-def _losses(run: Run, backend: ModuleType, state: State, memory: MemoryPlan) -> dict[str, SourceLoss]:
+def _losses(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, team: Team) -> dict[str, SourceLoss]:
     windows, start = run.stream.held_out(), 0
     losses = {}
     for source in run.stream.manifest.mix.sources:
         part = windows[start : start + source.held_out.windows]
         start += len(part)
         if len(part):
-            bits = engine.evaluate(run.spec, backend, state, part, memory)
+            team.tell("evaluate", part)
+            bits = engine.evaluate(run.spec, backend, state, part, memory, team.group)
             losses[source.name] = SourceLoss(loss=bits, windows=len(part))
     return losses
 

@@ -58,9 +58,10 @@ def available() -> int:
     return machine_memory() * SHARE[0] // SHARE[1]
 
 
-def plan_for(spec: RunSpec, piece: Piece) -> MemoryPlan:
-    """The fastest plan with which the piece fits into this machine; Refused where not even the leanest does."""
-    room = available()
+def plan_for(spec: RunSpec, piece: Piece, processes: int = 1) -> MemoryPlan:
+    """The fastest plan with which the piece fits into one process's share of this machine; Refused where not even the
+    leanest does."""
+    room = available() // processes
     plan = memory.choose(spec, piece, room)
     if plan is None:
         least = memory.total(memory.needs(spec, memory.leanest(spec, piece), piece))

@@ -1,8 +1,8 @@
 """A recipe: one YAML file that says everything a run needs, checked before anything starts.
 
-    mix:   which text, how it is cut into windows          -> MixSpec, digested into the mix root
-    run:   the model, its arithmetic, optimizer, schedule  -> RunSpec, digested into the ledger's header
-    plan:  when to checkpoint, where segments end          -> Plan, in no digest: it changes no bit of any state
+mix:   which text, how it is cut into windows          -> MixSpec, digested into the mix root
+run:   the model, its arithmetic, optimizer, schedule  -> RunSpec, digested into the ledger's header
+plan:  when to checkpoint, where segments end          -> Plan, in no digest: it changes no bit of any state
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Plan(BaseModel):
     checkpoint_every: int = Field(ge=1)
     diagnostics_every: int = Field(default=10, ge=1)
     segment_ends: tuple[int, ...] = Field(default=(), strict=False)
+    processes: int = Field(default=1, ge=1)  # that share each step, on one machine
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -26,6 +26,7 @@ class SegmentStart(Record):
     first_step: Count
     recorded_steps: Count  # entries that the ledger held then: those from first_step on are repeated and compared
     until: Count
+    processes: Count = 1  # that shared each step
     provenance: Provenance
     time: Text
 
@@ -50,7 +51,13 @@ def now() -> str:
 
 
 def begin(
-    store: Store, run: str, first_step: int, recorded_steps: int, until: int, provenance: Provenance
+    store: Store,
+    run: str,
+    first_step: int,
+    recorded_steps: int,
+    until: int,
+    provenance: Provenance,
+    processes: int = 1,
 ) -> SegmentStart:
     """Write the record of a segment's start under a name of its own."""
     start = SegmentStart(
@@ -59,6 +66,7 @@ def begin(
         first_step=first_step,
         recorded_steps=recorded_steps,
         until=until,
+        processes=processes,
         provenance=provenance,
         time=now(),
     )

@@ -28,6 +28,7 @@ from storage.memory import moments, plan_for
 from storage.provenance import provenance
 from storage.run import Run
 from storage.segment import Outcome
+from storage.team import SOLO, Team
 
 
 @dataclass(frozen=True)
@@ -69,26 +70,28 @@ def train_segment(
     diagnostics_every: int,
     report: Report = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
+    team: Team = SOLO,
 ) -> SegmentResult:
-    """Train until step `until` (the end of the run if None), or until `should_stop()` is true between two steps.
+    """Train until step `until` (the end of the run if None), or until `should_stop()` is true between two steps. Of a
+    team this is its rank 0; the others follow().
 
     Whole checkpoints are made at every checkpoint_every steps, at the end of the segment and when stopped. Raises
     Refused if this machine's memory is too small, Divergence if a repeated step differs from the ledger, Halted where
-    the spike protocol halts, CheckpointFault if the newest checkpoint is damaged, StorageError; whatever it raises,
-    what is in the store is whole.
+    the spike protocol halts, RankLost if another rank ended, CheckpointFault if the newest checkpoint is damaged,
+    StorageError; whatever it raises, what is in the store is whole.
     """
     end = run.steps if until is None else min(until, run.steps)
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
     engine.check_arithmetic(run.spec)
-    memory = plan_for(run.spec, "training")
-    backend = engine.load_backend(backend_name)
-    began, state = time.monotonic(), resume(run, backend, memory).placed(backend.to_device)
-    first = state.step
-    record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, provenance(backend_name))
-    work = _Segment(run, backend, state, end, checkpoint_every, diagnostics_every, report, memory)
+    memory, backend = plan_for(run.spec, "training", team.group.size), engine.load_backend(backend_name)
+    began, state = time.monotonic(), resume(run, backend, memory)
+    first, made_by = state.step, provenance(backend_name)
+    record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, made_by, team.group.size)
+    work = _Segment(run, backend, state, end, checkpoint_every, diagnostics_every, report, memory, team)
     try:
-        outcome = work.train(should_stop)
+        with team.led(run.spec, memory):
+            outcome = work.train(should_stop)
     except BaseException as error:
         kind: Outcome = "halted" if isinstance(error, Halted) else "failed"
         kind = "diverged" if isinstance(error, Divergence) else kind
@@ -118,14 +121,16 @@ def resume(run: Run, backend: ModuleType, memory: MemoryPlan) -> State:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Yields should_stop: true after the first SIGTERM or Ctrl-C. A second one ends the process at once."""
+def stop_on_signal(second_ends: bool = True) -> Iterator[Callable[[], bool]]:
+    """Yields should_stop: true after the first SIGTERM or Ctrl-C. A second one ends the process at once; not where a
+    launcher asks, which may do so more than once."""
     stopping = threading.Event()
     previous: dict[int, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopping.set()
-        signal.signal(number, previous[number])
+        if second_ends:
+            signal.signal(number, previous[number])
 
     for number in (signal.SIGTERM, signal.SIGINT):
         previous[number] = signal.signal(number, stop)
@@ -149,8 +154,9 @@ class _Segment:
         diagnostics_every: int,
         report: Report,
         memory: MemoryPlan,
+        team: Team,
     ) -> None:
-        self.run, self.backend, self.state, self.end = run, backend, state, end
+        self.run, self.backend, self.state, self.end, self.team = run, backend, state, end, team
         self.checkpoint_every, self.diagnostics_every, self.report = checkpoint_every, diagnostics_every, report
         self.memory = memory
         self.zero_watch = figures.ZeroWatch(run)
@@ -160,10 +166,11 @@ class _Segment:
 
     def train(self, should_stop: Callable[[], bool]) -> Outcome:
         """Run to the end or until asked to stop; leaves a checkpoint there."""
+        self.state = self.team.spread(self.backend, self.state)
         first = saved = self.state.step
         if first in checkpoint.steps(self.run.store):
             # The segment before may have died just short of it.
-            figures.save_probe(self.run, self.backend, self.state, self.memory)
+            figures.save_probe(self.run, self.backend, self.state, self.memory, self.team)
         else:
             self._checkpoint()
         while self.state.step < self.end and not should_stop():
@@ -179,9 +186,8 @@ class _Segment:
 
     def _step(self, first: int) -> None:
         began, number = time.monotonic(), self.state.step
-        done = advance(
-            self.run, self.backend, self.state, diagnose=number % self.diagnostics_every == 0, memory=self.memory
-        )
+        diagnose = number % self.diagnostics_every == 0
+        done = advance(self.run, self.backend, self.state, diagnose, memory=self.memory, team=self.team)
         new = self._record(done)
         save_digests(self.run.store, done.digests)
         figures.save_diagnostics(self.run, done.record)
@@ -216,8 +222,8 @@ class _Segment:
             ) from None
 
     def _checkpoint(self) -> None:
-        checkpoint.save(self.run.store, self.run.ledger, self.state.placed(self.backend.to_host))
-        figures.save_probe(self.run, self.backend, self.state, self.memory)
+        checkpoint.save(self.run.store, self.run.ledger, self.team.whole(self.backend, self.state))
+        figures.save_probe(self.run, self.backend, self.state, self.memory, self.team)
 
     def _report(self, done: Advanced, first: int, new: bool) -> None:
         pace = self.seconds / (self.done - first)

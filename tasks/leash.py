@@ -67,6 +67,19 @@ def _watch_parent() -> None:
     os._exit(1)
 
 
+def end_with_parent() -> None:
+    """For a process that torchrun starts, out of reach of its launcher's group: stop as above once that is gone."""
+    threading.Thread(target=_watch_parent_id, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch_parent_id(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os._exit(1)
+
+
 def main() -> None:
     """Watch the parent from a thread and run the module as `__main__` in this one."""
     threading.Thread(target=_watch_parent, daemon=True).start()

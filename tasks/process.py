@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from storage.errors import VerbatimError
+from storage.errors import RankLost, VerbatimError
 from tasks import leash
 
 Event = dict[str, Any]
@@ -34,13 +34,16 @@ class ChildFailed(VerbatimError):
         self.exit_code = exit_code
 
 
-def run(module: str, request: Event, on_event: Callable[[Event], None] = lambda event: None) -> Event:
-    """Run MODULE with `request` as its one argument (JSON); return its result event.
+def run(
+    module: str, request: Event, on_event: Callable[[Event], None] = lambda event: None, processes: int = 1
+) -> Event:
+    """Run MODULE with `request` as its one argument (JSON); return its result event. Several processes are started by
+    torchrun and share the machine's cores; the first error that one of them reports counts.
 
     Must be called in the main thread of a flow: a cancellation arrives there, as a BaseException, and ends the whole
     process group of the child before it goes on. Raises ChildKilled or ChildFailed.
     """
-    child = leash.start(module, [json.dumps(request)], subprocess.PIPE, None)
+    child = _start(module, json.dumps(request), processes)
     try:
         result = _listen(child, on_event)
         status = child.wait()
@@ -48,17 +51,33 @@ def run(module: str, request: Event, on_event: Callable[[Event], None] = lambda 
         leash.stop(child)
         raise
     leash.stop(child, patience=0)
-    if status < 0:
-        name = signal.Signals(-status).name
+    kind = result.get("kind")
+    if kind == "result" and (not status or (processes > 1 and status > 0)):  # torchrun calls being asked a failure
+        return result
+    if result.get("killed") or (kind != "error" and (status < 0 or processes > 1)):
+        name = signal.Signals(-status).name if status < 0 else "a signal"
         raise ChildKilled(
-            f"{module} (process {child.pid}) was ended by {name}",
+            str(result.get("message", f"{module} (process {child.pid}) was ended by {name}")),
             cause="someone killed it, or the system ran out of memory",
             next_step="start it again: it goes on from its newest whole checkpoint",
         )
-    if status or result.get("kind") != "result":
-        message = str(result.get("message", f"{module} ended with exit code {status} and gave no result"))
-        raise ChildFailed(message, int(result.get("exit_code", status or 1)))
-    return result
+    message = str(result.get("message", f"{module} ended with exit code {status} and gave no result"))
+    raise ChildFailed(message, int(result.get("exit_code", status or 1)))
+
+
+def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]:
+    if processes == 1:
+        return leash.start(module, [request], subprocess.PIPE, None)
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    day = 86_400  # a rank that was asked to stop first ends its step, which may take long
+    arguments = ["--standalone", f"--nproc-per-node={processes}", f"--shutdown-timeout={day}"]
+    return leash.start(
+        "torch.distributed.run",
+        [*arguments, "-m", module, request],
+        subprocess.PIPE,
+        None,
+        {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads},
+    )
 
 
 def _listen(child: subprocess.Popen[bytes], on_event: Callable[[Event], None]) -> Event:
@@ -66,8 +85,9 @@ def _listen(child: subprocess.Popen[bytes], on_event: Callable[[Event], None]) -
     assert child.stdout is not None
     for line in child.stdout:
         if line.endswith(b"\n"):  # else the child was killed in the middle of it
-            last = json.loads(line)
-            on_event(last)
+            event = json.loads(line)
+            last = last if last.get("kind") == "error" else event
+            on_event(event)
     return last
 
 
@@ -91,5 +111,8 @@ def reporting() -> Iterator[Event]:
     try:
         yield json.loads(sys.argv[1])
     except VerbatimError as error:
-        emit("error", message=str(error), exit_code=error.exit_code)
+        emit("error", message=str(error), exit_code=error.exit_code, killed=isinstance(error, RankLost))
         sys.exit(error.exit_code)
+    except Exception as error:
+        emit("error", message=f"{type(error).__name__}: {error}", exit_code=1)
+        raise

@@ -84,8 +84,10 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
             "backend": backend,
             "checkpoint_every": plan.checkpoint_every,
             "diagnostics_every": plan.diagnostics_every,
+            "processes": plan.processes,
         },
         lambda event: _show(progress, event),
+        plan.processes,
     )
     if result["outcome"] == "stopped":
         raise VerbatimError(
@@ -110,7 +112,7 @@ def _finished(store: Store) -> list[int]:
 
 def _show(progress: Progress, event: Event) -> None:
     if event["kind"] == "check":
-        progress.before(event["done"], "self-test, at first a minute")
+        progress.before(event["done"], "; ".join(filter(None, ("self-test, at first a minute", event["note"]))))
     if event["kind"] != "step":
         return
     repeated = ", repeated: equal" if event["validated"] else ""

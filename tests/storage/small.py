@@ -107,7 +107,7 @@ def stand_in(norms: dict[int, str] | None = None, flaw: int | None = None) -> It
             engine,
             step=do_step,
             initial_state=lambda spec, backend, moments=zeros: _initial(spec, moments),
-            evaluate=lambda spec, backend, state, windows, memory: canonical.bits(
+            evaluate=lambda spec, backend, state, windows, memory, group: canonical.bits(
                 np.float32(windows.astype(np.int64).sum() % 97)
             ),
             load_backend=lambda name: reference,
@@ -135,6 +135,7 @@ def _step(
     diagnose: bool = False,
     take: Any = None,
     memory: Any = None,
+    group: Any = None,
 ) -> StepRecord:
     plan, number = schedule.plan(spec, state.step), int(windows.astype(np.int64).sum())
     sums = {name: np.full(weight.shape, number + i, np.int64) for i, (name, weight) in enumerate(state.weights.items())}

@@ -1,0 +1,123 @@
+"""Who trains a segment: one process, or rank 0 with others that follow it.
+
+    rank 0     trains as one process would, alone touches ledger and store, and says what all ranks do next
+    others     wait for what is said: a step, an evaluation, the state's rows for a checkpoint, the end
+
+A rank that dies breaks the connection that the others wait at, so each of them ends too, and rank 0 with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from model.group import ALONE, Group
+from model.memory import MemoryPlan
+from model.ranks import Parted, Ranks, shown, told
+from model.rows import idle
+from model.spec import RunSpec
+from storage import engine
+from storage.engine import State
+from storage.errors import RankLost
+
+Work = Literal["step", "evaluate", "gather", "end"]
+
+
+class Team:
+    """One process: there is nobody to tell."""
+
+    group: Group = ALONE
+
+    def tell(self, work: Work, windows: np.ndarray | None = None, diagnose: bool = False) -> None:
+        """Say what all ranks do next."""
+
+    def spread(self, backend: ModuleType, state: State) -> State:
+        """The rows of a state on the host that this rank owns, where the backend works."""
+        return state.placed(backend.to_device)
+
+    def whole(self, backend: ModuleType, state: State) -> State:
+        """The whole state on the host."""
+        return state.placed(backend.to_host)
+
+    @contextmanager
+    def led(self, spec: RunSpec, memory: MemoryPlan) -> Iterator[None]:
+        """Around a segment's work: the others begin to follow, and are sent home after it."""
+        yield
+
+
+SOLO = Team()
+
+
+class Led(Team):
+    """Rank 0 of several."""
+
+    def __init__(self, group: Ranks) -> None:
+        self.group = self.ranks = group
+
+    def tell(self, work: Work, windows: np.ndarray | None = None, diagnose: bool = False) -> None:
+        """Say what all ranks do next, and on which windows."""
+        told({"work": work, "diagnose": diagnose})
+        if windows is not None:
+            shown(windows)
+
+    def spread(self, backend: ModuleType, state: State) -> State:
+        """This rank's own rows; the others get theirs."""
+        return self.ranks.scattered(state)
+
+    def whole(self, backend: ModuleType, state: State) -> State:
+        """The whole state, from the rows of all."""
+        self.tell("gather")
+        whole = self.ranks.gathered(state)
+        assert whole is not None  # this is rank 0
+        return whole
+
+    @contextmanager
+    def led(self, spec: RunSpec, memory: MemoryPlan) -> Iterator[None]:
+        """RankLost where a rank ended before; however this ends, the others do too."""
+        try:
+            told({"spec": spec.canonical(), "memory": dataclasses.asdict(memory)})
+            yield
+            self.tell("end")
+        except Parted as error:
+            raise RankLost(
+                f"another of the segment's {self.group.size} processes ended before its work was done: {error}",
+                cause="it was killed, the system ran out of memory, or it failed: its own words are above",
+                next_step="train again: it goes on from the newest whole checkpoint",
+            ) from None
+        except BaseException:
+            with suppress(Parted):
+                self.tell("end")
+            raise
+
+
+def follow(backend_name: str) -> None:
+    """Be a rank other than 0: do what rank 0 says until it says that this is the end. Parted where another ended."""
+    begin = told()
+    spec, memory = RunSpec.model_validate(begin["spec"]), MemoryPlan(**begin["memory"])
+    backend = engine.load_backend(backend_name)
+    group = Ranks(backend, spec.model)
+    state = group.scattered(None)
+    while (order := told())["work"] != "end":
+        if order["work"] == "gather":
+            group.gathered(state)
+            continue
+        windows = shown()
+        if order["work"] == "step":
+            engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
+        else:
+            engine.evaluate(spec, backend, state, windows, memory, group)
+
+
+def idle_turns(spec: RunSpec, size: int) -> str:
+    """What ranks have nothing to do, by phases of the batch plan; "" where all always have."""
+    found = []
+    for phase in spec.schedule.phases:
+        units = -(-phase.windows // spec.numerics.unit_windows)
+        if unused := idle(units, size):
+            found.append(f"{unused} of {units + unused} turns of a step of {units} units")
+    return f"{size} processes idle in {'; '.join(found)}" if found else ""
