@@ -19,7 +19,7 @@ from tests.worlds import world
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAJECTORY = "dc78304f217e5207b8308d9e253bcd105cfcdf26a94bd40a406b056acf159815"  # of the twelve steps
-WIDE = tiny.spec(vocab=5003, d_model=100, layers=2).model  # leaves of an odd number of rows
+WIDE = tiny.spec(vocab=2003, d_model=1000, layers=2).model  # leaves of an odd number of rows
 
 
 @pytest.mark.parametrize("model", [world.spec().model, WIDE], ids=["world", "wide"])
