@@ -292,7 +292,7 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
     try:
         yield
     except RuntimeError as error:  # what torch.distributed raises
-        raise Parted(str(error)) from None
+        raise Parted(str(error).split(". ")[0]) from None
     if seconds is not None:
         seconds[kind] += time.perf_counter() - began
 
