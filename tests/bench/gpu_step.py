@@ -1,6 +1,6 @@
 """A step of the 1.608 B shape on a GPU beside stock PyTorch, in the same run; and where its time goes.
 
-    python -m tests.bench.gpu_step [--backend nvidia] [--windows 32] [--unit-windows 4] [--slices 1] [--micro 8] [--rounds 2]
+    python -m tests.bench.gpu_step [--windows 32] [--unit-windows 4] [--slices 1] [--micro 8] [--rounds 2]
     python -m tests.bench.gpu_step --tiny --backend cpu      # does it run at all? no GPU needed
 
 A step of ours is everything from tokens to the digested next state; the peer's (gpu_stock.py) is forward, backward,
