@@ -41,7 +41,8 @@ SITES = {
     ("kernels/nvidia/transpose.py", "_grid", "sum"): "numbers of tiles, in Python's integers",
     ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
     ("model/memory.py", "_stages", "sum"): "the same",
-    ("model/memory.py", "_sizes", "sum"): "the same",
+    ("model/memory.py", "sizes", "sum"): "the same",
+    ("model/device_memory.py", "_stages", "sum"): "the same",
 }
 
 
