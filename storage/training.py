@@ -81,8 +81,8 @@ def train_segment(
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
     engine.check_arithmetic(run.spec)
-    memory = plan_for(run.spec, "training")
     backend = engine.load_backend(backend_name)
+    memory = plan_for(run.spec, "training", backend.device_memory())
     began, state = time.monotonic(), resume(run, backend, memory).placed(backend.to_device)
     first = state.step
     record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, provenance(backend_name))

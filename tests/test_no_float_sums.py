@@ -1,8 +1,9 @@
 """No float is ever summed over an index in `kernels/` and `model/`: rule 1 of the contract, checked by reading.
 
 A reduction must say that it sums integers (`dtype=np.int64` or `np.int32`), or stand in SITES with the reason why no
-order of its additions can change its result. `tests/kernels/test_float_sums_at_run_time.py` watches real steps, and
-reads the compiled kernels, for what this cannot see.
+order of its additions can change its result. `tests/kernels/test_float_sums_at_run_time.py` watches real steps for what
+this cannot see. Triton's kernels, whose types no reader knows, are compiled instead and then read:
+`tests/kernels/nvidia/ptx.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "model")
+COMPILED = "kernels/nvidia/"  # where each function compiled by Triton is in the compiled check, or a finding of it
 
 # Everything by which NumPy, torch, Python or an array method adds up elements.
 REDUCTIONS = {
@@ -34,9 +36,13 @@ SITES = {
     ("kernels/generic/products.py", "_float32", "@"): "codes in slices of 1,024 terms: every partial sum is below 2^24",
     ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
     ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
+    ("kernels/nvidia/linear.py", "linear_backward", "sum"): "widths, in Python's integers",
+    ("kernels/nvidia/transpose.py", "gradient_codes", "sum"): "the same",
+    ("kernels/nvidia/transpose.py", "_grid", "sum"): "numbers of tiles, in Python's integers",
     ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
     ("model/memory.py", "_stages", "sum"): "the same",
-    ("model/memory.py", "_sizes", "sum"): "the same",
+    ("model/memory.py", "sizes", "sum"): "the same",
+    ("model/device_memory.py", "_stages", "sum"): "the same",
 }
 
 
@@ -58,6 +64,8 @@ def reductions() -> Iterator[tuple[str, str, str, int]]:
 def _visit(node: ast.AST, path: str, function: str) -> Iterator[tuple[str, str, str, int]]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         function = node.name
+        if path.startswith(COMPILED) and any(map(_is_triton, node.decorator_list)):
+            return
     if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
         yield path, function, "@", node.lineno
     if isinstance(node, ast.Call) and _name(node.func) in REDUCTIONS and not _states_integers(node):
@@ -72,6 +80,11 @@ def _name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
+def _is_triton(decorator: ast.expr) -> bool:
+    """Of `@triton.jit` and `@triton.jit(...)`."""
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator) == "triton.jit"
+
+
 def _states_integers(call: ast.Call) -> bool:
     return any(k.arg == "dtype" and ast.unparse(k.value) in INTEGER_DTYPES for k in call.keywords)
 
@@ -81,3 +94,13 @@ def test_the_check_sees_sums() -> None:
     for text in ("np.sum(x)", "x.mean(axis=1)", "a @ b", "torch.einsum('ij,jk', a, b)", "sum(xs)", "np.add.reduce(x)"):
         assert list(_visit(ast.parse(text), "here", "f")), text
     assert not list(_visit(ast.parse("np.sum(x, axis=1, dtype=np.int64)"), "here", "f"))
+
+
+def test_only_compiled_kernels_are_left_to_the_compiled_check() -> None:
+    kernel, host = "{}\ndef f(x):\n    return tl.sum(x)", "def g(x):\n    return x.sum()"
+    for decorator in ("@triton.jit", "@triton.jit(do_not_specialize=['x'])"):
+        both = ast.parse(f"{kernel.format(decorator)}\n{host}")
+        assert [found[1] for found in _visit(both, "kernels/nvidia/layers.py", "")] == ["g"]
+        assert [found[1] for found in _visit(both, "kernels/cpu/layers.py", "")] == ["f", "g"]
+    for decorator in ("", "@numba.njit", "@jit"):
+        assert list(_visit(ast.parse(kernel.format(decorator)), "kernels/nvidia/layers.py", "")), decorator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 
 from kernels import reference
 from kernels.interface import INT16_MAX, Rows, Weight
-from kernels.nvidia import head as module
 from kernels.reference.elementary import normal_cut
 from kernels.reference.numbers import bf16
 from kernels.reference.philox import words
 
 F32 = np.float32
+module = importlib.import_module("kernels.nvidia.head")  # in the package that name is the function's
 
 
 def floats(name: str, *shape: int) -> np.ndarray:
