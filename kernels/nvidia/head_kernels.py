@@ -171,13 +171,3 @@ def target_kernel(
     points, bad = fixed_point(code.to(tl.float32) * tl.load(scale + t), GRADIENT_UNIT, terms, PART_BOUND)
     raise_flag(flag, bad & (d < width))
     tl.atomic_add(sums + tl.load(targets + t) * width + d, -points, mask=d < width, sem="relaxed")
-
-
-@triton.jit
-def transpose_kernel(x, out, rows, columns, BLOCK: tl.constexpr):
-    """out int8[C, R] := the transpose of x int8[R, C]."""
-    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (r < rows)[:, None] & (c < columns)[None, :]
-    tile = tl.load(x + (r.to(tl.int64)[:, None] * columns + c[None, :]), mask=inside, other=0)
-    tl.store(out + (c.to(tl.int64)[:, None] * rows + r[None, :]), tile.T, mask=inside.T)

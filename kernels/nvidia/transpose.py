@@ -30,8 +30,8 @@ from kernels.nvidia.numbers import (
     zeros,
 )
 
-MAXIMA = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 8}
-CODES = {"BLOCK_T": 128, "BLOCK_O": 64, "num_warps": 8}
+MAXIMA = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 4}
+CODES = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 8}
 TRANSPOSE = {"BLOCK_R": 128, "BLOCK_C": 128, "num_warps": 4}
 
 
@@ -105,12 +105,17 @@ def _finish(top, scale, at, inside, writes, flag, SLICES: tl.constexpr):
 
 
 @triton.jit
-def _store(hi, lo, at, code, inside, SLICES: tl.constexpr):
+def _store_across(hi, lo, at, code, inside, SLICES: tl.constexpr):
+    """Store codes i32[T, O] transposed. Both slices leave by one store in a loop: two would have the compiler make all
+    codes twice, in the layouts of either side."""
+    code = tl.trans(code)
     if SLICES == 1:
         tl.store(hi + at, code.to(tl.int8), mask=inside)
     else:
-        tl.store(hi + at, high_of(code), mask=inside)
-        tl.store(lo + at, low_of(code), mask=inside)
+        code += 128
+        for low in range(2):
+            byte = (code >> (8 - 8 * low)) ^ (128 * low)
+            tl.store(tl.where(low == 0, hi, lo) + at, byte.to(tl.int8), mask=inside)
 
 
 @triton.jit
@@ -131,10 +136,15 @@ def _codes(
     by_token, by_channel = _scaled(gradient, weight_scale, x_scale, t, o, T, width, TWO)
     at = t.to(tl.int64)[:, None] * TOTAL + (begin + o)[None, :]
     inside = in_t[:, None] & in_o[None, :]
-    _store(token_hi, token_lo, at, code_of(by_token, token_inverse[:, None]), inside, SLICES)
+    code = code_of(by_token, token_inverse[:, None])
+    if SLICES == 1:
+        tl.store(token_hi + at, code.to(tl.int8), mask=inside)
+    else:
+        tl.store(token_hi + at, high_of(code), mask=inside)
+        tl.store(token_lo + at, low_of(code), mask=inside)
     at = (begin + o).to(tl.int64)[:, None] * T + t[None, :]
     inside = in_o[:, None] & in_t[None, :]
-    _store(channel_hi, channel_lo, at, tl.trans(code_of(by_channel, channel_inverse[None, :])), inside, SLICES)
+    _store_across(channel_hi, channel_lo, at, code_of(by_channel, channel_inverse[None, :]), inside, SLICES)
 
 
 def gradient_codes(x: Rows, parts: tuple[Part, ...], slices: int, flag: Tensor) -> GradientCodes:

@@ -98,13 +98,18 @@ def test_both_have_two_slices() -> None:
     assert backward_agrees(rows((65, 33), 2), parts_of(65, 33, (40, 31, 2)), 2) == 0
 
 
-def test_small_and_large_tiles_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, parts = rows((130, 20), 1), parts_of(130, 20, (260,))
+@pytest.mark.parametrize("slices", [1, 2])
+def test_no_tile_reaches_a_bit(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"M": 32, "N": 16, "K": 64, "GROUP": 2}
+    for name in ("TILE", "PARTS", "SUMS"):
+        monkeypatch.setattr(linear, name, small | ({"CHUNK": 8} if name == "SUMS" else {}))
+    for name in ("MAXIMA", "CODES"):
+        monkeypatch.setattr(transpose, name, {"BLOCK_T": 32, "BLOCK_O": 16})
+    x, parts = rows((70, 40), slices), parts_of(70, 40, (100, 33, 2))
     w = parts[0].weight
-    for programs in (0, 10**9):
-        monkeypatch.setattr(linear, "PROGRAMS", programs)
-        assert same(linear.project(on_device(x), on_device(w)), reference.project(x, w))
-        backward_agrees(x, parts, 1)
+    assert same(linear.project(on_device(x), on_device(w)), reference.project(x, w))
+    for some in (parts, parts[:1], parts[1:]):
+        assert backward_agrees(x, some, slices) == 0
 
 
 def test_gradients_near_the_limit_of_the_sums() -> None:
