@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interface import GRADIENT_BITS, SUM_LIMIT, Part, Rows, Weight
+from kernels.interface import GRADIENT_BITS, SUM_LIMIT, GradientSlices, Part, Rows, Weight
 from kernels.nvidia.numbers import bf16, bits_of, empty, f32_of_bf16, i64_of, launch, magnitude
 from kernels.nvidia.products import check_terms, tile_of, value
 from kernels.nvidia.transpose import gradient_codes, transposed
@@ -138,7 +138,7 @@ def _projected(x: Rows, w: Weight, residual: Tensor | None) -> Tensor:
     return out
 
 
-def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: Tensor) -> Tensor:
+def linear_backward(x: Rows, parts: tuple[Part, ...], slices: GradientSlices, flag: Tensor) -> Tensor:
     """dX bf16[T, I] = (dX₁ + dX₂) + dX₃ of one to three weights that read the same rows; each part's sums gain
     rint(dW·2²⁴). Definition: kernels/reference/products.py."""
     (tokens, inputs), count = x.hi.shape, len(parts)
@@ -146,13 +146,13 @@ def linear_backward(x: Rows, parts: tuple[Part, ...], slices: int, flag: Tensor)
     codes, out = gradient_codes(x, parts, slices, flag), empty((tokens, inputs), torch.int16)
     filled = [parts[min(index, count - 1)] for index in range(3)]
     _run(
-        *(_input_gradient, tokens, inputs, widths, TILE if count == 1 else PARTS, slices),
+        *(_input_gradient, tokens, inputs, widths, TILE if count == 1 else PARTS, slices.input),
         *(codes.token_hi, codes.token_lo, codes.token_scale, *(part.weight.layout for part in filled), out),
         *(tokens, inputs, *widths, *[0] * (3 - count)),
         PARTS=count,
     )
     _run(
-        *(_add_gradient, sum(widths), inputs, (tokens,), SUMS, slices),
+        *(_add_gradient, sum(widths), inputs, (tokens,), SUMS, slices.weight),
         *(codes.channel_hi, codes.channel_lo, codes.channel_scale, transposed(x.hi)),
         *(*(part.sums for part in filled), flag, inputs, *(*widths, 0)[:2], sum(widths), tokens),
         PARTS=count,
