@@ -105,17 +105,12 @@ def _finish(top, scale, at, inside, writes, flag, SLICES: tl.constexpr):
 
 
 @triton.jit
-def _store_across(hi, lo, at, code, inside, SLICES: tl.constexpr):
-    """Store codes i32[T, O] transposed. Both slices leave by one store in a loop: two would have the compiler make all
-    codes twice, in the layouts of either side."""
-    code = tl.trans(code)
-    if SLICES == 1:
-        tl.store(hi + at, code.to(tl.int8), mask=inside)
-    else:
-        code += 128
-        for low in range(2):
-            byte = (code >> (8 - 8 * low)) ^ (128 * low)
-            tl.store(tl.where(low == 0, hi, lo) + at, byte.to(tl.int8), mask=inside)
+def store_slices(hi, lo, at, raised, inside):
+    """Store both slices of transposed codes, given as code + 128, by one store in a loop: of two stores the compiler
+    makes two transpositions, and makes the codes again for the second."""
+    for low in range(2):
+        byte = (raised >> (8 - 8 * low)) ^ (128 * low)
+        tl.store(tl.where(low == 0, hi, lo) + at, byte.to(tl.int8), mask=inside)
 
 
 @triton.jit
@@ -144,7 +139,11 @@ def _codes(
         tl.store(token_lo + at, low_of(code), mask=inside)
     at = (begin + o).to(tl.int64)[:, None] * T + t[None, :]
     inside = in_o[:, None] & in_t[None, :]
-    _store_across(channel_hi, channel_lo, at, code_of(by_channel, channel_inverse[None, :]), inside, BY_CHANNEL)
+    code = tl.trans(code_of(by_channel, channel_inverse[None, :]))
+    if BY_CHANNEL == 1:
+        tl.store(channel_hi + at, code.to(tl.int8), mask=inside)
+    else:
+        store_slices(channel_hi, channel_lo, at, code + 128, inside)
 
 
 def gradient_codes(x: Rows, parts: tuple[Part, ...], slices: GradientSlices, flag: Tensor) -> GradientCodes:
