@@ -37,6 +37,7 @@ from kernels.nvidia.numbers import (
     raise_flag,
     scale_of,
 )
+from kernels.nvidia.transpose import store_slices
 
 MASS_BITS, MASS_UNIT = tl.constexpr(40.0), tl.constexpr(2.0**40)
 GRADIENT_UNIT, LSE2_UNIT = tl.constexpr(2.0**24), tl.constexpr(2.0**20)
@@ -154,8 +155,8 @@ def codes_kernel(
         left = tl.load(x_scale + t, mask=t < tokens, other=0.0) * HIGH
         code = code_of(gradient * left[:, None], tl.load(column_inverse + v, mask=v < vocab, other=0.0)[None, :])
         at = v.to(tl.int64)[:, None] * tokens + t[None, :]
-        tl.store(column_hi + at, high_of(code).T, mask=inside.T)
-        tl.store(column_lo + at, low_of(code).T, mask=inside.T)
+        code = (code + 128).to(tl.int16)  # 16 bits are what the processor itself transposes
+        store_slices(column_hi, column_lo, at, code.T, inside.T)
 
 
 @triton.jit
@@ -171,13 +172,3 @@ def target_kernel(
     points, bad = fixed_point(code.to(tl.float32) * tl.load(scale + t), GRADIENT_UNIT, terms, PART_BOUND)
     raise_flag(flag, bad & (d < width))
     tl.atomic_add(sums + tl.load(targets + t) * width + d, -points, mask=d < width, sem="relaxed")
-
-
-@triton.jit
-def transpose_kernel(x, out, rows, columns, BLOCK: tl.constexpr):
-    """out int8[C, R] := the transpose of x int8[R, C]."""
-    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (r < rows)[:, None] & (c < columns)[None, :]
-    tile = tl.load(x + (r.to(tl.int64)[:, None] * columns + c[None, :]), mask=inside, other=0)
-    tl.store(out + (c.to(tl.int64)[:, None] * rows + r[None, :]), tile.T, mask=inside.T)

@@ -28,7 +28,7 @@ from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
 EMBED_VALUES, EMBED_LANE = 2048, 8  # of a program, of a thread
 SCATTER_VALUES, SCATTER_LANE = 2048, 8
 NORM_VALUES, NORM_LANE = 2048, 32
-BACKWARD_VALUES, BACKWARD_LANE = 1, 16  # one row at a time
+BACKWARD_VALUES, BACKWARD_LANE = 1, 32  # one row at a time
 BACKWARD_PROGRAMS = 528  # each goes over many rows and adds to the gain's sums once: 4 a processor of an H200
 BACKWARD_STAGES = 3  # rows on their way at a time
 GRADIENT_UNIT = tl.constexpr(2.0**GRADIENT_BITS)

@@ -30,10 +30,10 @@ from kernels.nvidia.numbers import (
     scale_of,
 )
 from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
+from kernels.nvidia.transpose import transposed
 
 ROW_VALUES, ROW_LANE = 2048, 16  # of a program, of a thread
 WEIGHT_VALUES, WEIGHT_LANE = 2048, 16
-SIDE, SIDE_WARPS = 128, 8  # of a tile to transpose
 LSQ_STEP = tl.constexpr(float.fromhex("0x1.6b7612p-3"))  # 2 / √127, rounded once
 LAST_CODE = tl.constexpr(float(INT8_MAX))
 
@@ -111,26 +111,6 @@ def _quantise_weight(
     code = i32_of_small(tl.minimum(tl.maximum(ratio, -LAST_CODE), LAST_CODE))
     tl.store(hi + place, code.to(tl.int8), mask=inside)
     tl.store(scale + row, step, mask=row < count)
-
-
-@triton.jit
-def _transpose(x, y, height, width, SIDE: tl.constexpr):
-    """Each program transposes one square of x int8[height, width] into y."""
-    row = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
-    column = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
-    inside = (row < height)[:, None] & (column < width)[None, :]
-    square = tl.load(x + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0)
-    across = (column < width)[:, None] & (row < height)[None, :]
-    tl.store(y + column.to(tl.int64)[:, None] * height + row[None, :], tl.trans(square), mask=across)
-
-
-def transposed(x: Tensor) -> Tensor:
-    """int8[R, C] → int8[C, R], a copy."""
-    height, width = x.shape
-    y = empty((width, height), torch.int8)
-    grid = (triton.cdiv(height, SIDE), triton.cdiv(width, SIDE))
-    launch(_transpose, grid, x, y, height, width, SIDE=SIDE, num_warps=SIDE_WARPS)
-    return y
 
 
 def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:

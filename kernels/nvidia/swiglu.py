@@ -21,7 +21,7 @@ from kernels.nvidia.quantise import empty_rows, store_codes
 from kernels.nvidia.tiles import WIDEST, next_power, previous_power
 
 ROW_VALUES, ROW_LANE = 2048, 24  # of a program, of a thread
-BACK_ROWS, BACK_COLUMNS, BACK_WARPS = 4, 512, 8  # 5,632 is eleven times 512
+BACK_ROWS, BACK_COLUMNS, BACK_WARPS = 4, 512, 4  # 5,632 is eleven times 512
 
 
 def _split(width: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from kernels.reference.elementary import normal_cut
 from kernels.reference.numbers import bf16
 from kernels.reference.philox import words
 
+module = import_module("kernels.nvidia.head")  # its name in the package is the function's
 F32 = np.float32
-module = importlib.import_module("kernels.nvidia.head")  # in the package that name is the function's
 
 
 def floats(name: str, *shape: int) -> np.ndarray:
