@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels.digest import leaf_rows
@@ -55,9 +54,9 @@ def size_of(shape: tuple[int, ...], itemsize: int) -> Size:
     """The size of a tensor of this shape with elements of 4 or 8 bytes."""
     words = math.prod(shape) * itemsize // 4
     leaf_words = max(1, min(words, leaf_rows(shape, itemsize) * (words // max(1, shape[0] if shape else 1))))
-    leaves, leaf_chunks = triton.cdiv(words, leaf_words), triton.cdiv(leaf_words, CHUNK_WORDS)
+    leaves, leaf_chunks = -(-words // leaf_words), -(-leaf_words // CHUNK_WORDS)
     rest = words - (leaves - 1) * leaf_words
-    chunks = (leaves - 1) * leaf_chunks + triton.cdiv(rest, CHUNK_WORDS) if leaves else 0
+    chunks = (leaves - 1) * leaf_chunks + -(-rest // CHUNK_WORDS) if leaves else 0
     return Size(words, leaf_words, leaves, chunks, leaf_chunks)
 
 
@@ -106,11 +105,11 @@ def _rows(batch: Batch) -> Iterator[tuple[str, slice]]:
 def _hash(batch: Batch, table: Tensor, aligned: bool, nodes: Tensor, out: Tensor) -> None:
     """Launch the hashing of a batch, whose leaf digests go to its rows of out."""
     size, count = batch.size, len(batch.names)
-    leaves, tiles = count * size.leaves, triton.cdiv(size.chunks, CHUNK_LANES)
+    leaves, tiles = count * size.leaves, -(-size.chunks // CHUNK_LANES)
     ragged = size.leaf_words % CHUNK_WORDS > 0 or size.words % CHUNK_WORDS > 0
     kinds = {"RAGGED": ragged, "ALIGNED": aligned and not ragged, "LANES": CHUNK_LANES, "num_warps": CHUNK_WARPS}
-    numbers = (size.words, size.chunks, size.leaf_words, size.leaf_chunks, leaves * size.leaf_chunks, tiles, 1)
-    launch(chunk_kernel, (count * tiles,), table, nodes, batch.first, *numbers, **kinds)
+    cut = (size.words, size.chunks, size.leaf_words, size.leaf_chunks, batch.nodes)
+    launch(chunk_kernel, (count * tiles,), table, nodes, batch.first, *cut, tiles, 1, **kinds)
     kinds = {"LEAVES": MERGE_LEAVES, "LANES": MERGE_LANES, "num_warps": MERGE_WARPS}
-    numbers = (size.chunks, size.leaf_chunks, size.leaves, leaves, 1)
-    launch(merge_kernel, (triton.cdiv(leaves, MERGE_LEAVES),), nodes, out[batch.leaf :], *numbers, **kinds)
+    tree = (size.chunks, size.leaf_chunks, size.leaves, leaves)
+    launch(merge_kernel, (-(-leaves // MERGE_LEAVES),), nodes, out[batch.leaf :], *tree, 1, **kinds)
