@@ -74,7 +74,8 @@ def step(
     report = diagnostics.measure(backend, state, sums, mean, codes) if diagnose and finite else None
     gradient = dict(sorted(sums.items())) if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    digests = digest.tensor_digests(gradient, backend.leaves_of(gradient))
+    leaves = backend.leaves_of(gradient)
+    digests = digest.tensor_digests(gradient, leaves)
     if take is not None and finite:
         take({name: backend.to_host(s) for name, s in gradient.items()})
     root, tensors = states.root(state, backend.leaves_of)
@@ -94,7 +95,7 @@ def step(
         halt=halt,
         tensors=tensors,
         gradients=digests,
-        zero_gradients=tuple(name for name, s in gradient.items() if not s.any()),
+        zero_gradients=tuple(name for name, s in gradient.items() if digest.is_zero(s, leaves[name])),
         diagnostics=report,
     )
 
@@ -141,7 +142,8 @@ def evaluate(
 
 def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32) -> np.float32:
     """Global norm of the mean gradient in two levels: squares by row, then over all rows, each an integer sum."""
-    rows = np.concatenate([backend.to_host(backend.square_rows(sums[name], mean)) for name in sorted(sums)])
+    squares = [backend.square_rows(sums[name], mean) for name in sorted(sums)]  # all before the first is waited for
+    rows = np.concatenate([backend.to_host(square) for square in squares])
     total = backend.fixed_sum(backend.to_device(rows[None, :]), backend.new_flag())
     return np.sqrt(backend.to_host(total)[0])
 

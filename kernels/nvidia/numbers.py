@@ -26,6 +26,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """Run a kernel on a grid of programs, without fused multiply-adds; nothing where the grid is empty."""
     if min(grid):
         kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+        if kept := getattr(kernel, "used_global_vals", None):
+            kept.clear()  # else every launch compares each constant of its module again, which takes longer than itself
 
 
 def bits_of(value: float) -> int:

@@ -146,8 +146,7 @@ def step(backend: ModuleType, run: RunSpec) -> None:
     for name, shape in m.shapes().items():
         backend.square_rows(sums[name], np.float32(2.0**-40))
         backend.adamw(weights[name], meta(shape), meta(shape), sums[name], scalars)
-        for tensor in (weights[name], sums[name]):
-            importlib.import_module(f"{PACKAGE}.digest").digests(tensor)
+        importlib.import_module(f"{PACKAGE}.digest").digests({"weights": weights[name], "sums": sums[name]})
     rows = [shape[0] if len(shape) > 1 else 1 for shape in m.shapes().values()]
     for length in (1, sum(rows)):
         backend.fixed_sum(meta((1, length)), flag)
