@@ -53,8 +53,8 @@ from kernels.nvidia.numbers import (
 )
 
 PAIRS = {"num_warps": 4, "num_stages": 3}
-OF_QUERIES = {"num_warps": 4, "num_stages": 3}
-OF_KEYS = {"num_warps": 4, "num_stages": 3}
+OF_QUERIES = {"num_warps": 4, "num_stages": 4}
+OF_KEYS = {"num_warps": 4, "num_stages": 4}
 OF_VALUES = {"num_warps": 4, "num_stages": 3}
 STORED = 6 * 2**30  # bytes of tiles at a time, beyond which heads follow one another; at least one group of heads
 PREPARED = 32  # tokens of a block of the preparation
@@ -105,8 +105,10 @@ def _pairs(
     at = (window * S + tl.minimum(j, S - 1)) * K + head // (H // K)
     k_tile, v_tile = tl.trans(rows_of(k, at, e, E, EP)), tl.trans(rows_of(v, at, e, E, EP))
     s_k, s_v = tl.load(k_scale + kv * P + j)[None, :], tl.load(v_scale + kv * P + j)[None, :]
-    x = (q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers + place * P, row_top + place * P, window * S * H + head)
-    y = (place * P, e, j, S, W, SIZE, ds_tiles, p_tiles, part, block, SLOTS, TILES)
+    q += (window * S * H + head) * E
+    d_hi, d_lo = d_hi + place * P * E, d_lo + place * P * E
+    x = (q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers + place * P, row_top + place * P)
+    y = (lane, e, j, S, W, SIZE, ds_tiles, p_tiles, part, block, SLOTS, TILES)
     first, inner, outer, last = queries_in_reach(block * TILE, S, W, TILE, TILE)
     of_s, of_p = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE, TILE), tl.float32)
     for index in range(inner - first + tl.maximum(last - outer, 0)):
@@ -120,25 +122,25 @@ def _pairs(
 @triton.jit
 def _meet(x, y, b, of_s, of_p, H: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, MASKED: tl.constexpr):
     """Block b of the queries: stores its tiles and row maxima; returns the tiles of running maxima."""
-    q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers, row_top, row = x
-    base, e, j, S, W, SIZE, ds_tiles, p_tiles, part, block, SLOTS, TILES = y
-    lane = tl.arange(0, TILE)
-    i = b * TILE + lane
-    s_q, peak, inverse, s_d, delta = numbers_of(numbers, i, SIZE)
-    q_tile = rows_of(q, row + tl.minimum(i, S - 1) * H, e, E, EP)
-    hi_tile, lo_tile = rows_of(d_hi, base + i, e, E, EP), rows_of(d_lo, base + i, e, E, EP)
+    q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers, row_top = x
+    lane, e, j, S, W, SIZE, ds_tiles, p_tiles, part, block, SLOTS, TILES = y
+    start = b * TILE  # scalar offsets first: what is left of a tile's addresses is the same in every turn
+    own = tl.minimum(lane, S - 1 - start) if MASKED else lane
+    q_tile = rows_of(q + start * (H * E), own * H, e, E, EP)
+    hi_tile, lo_tile = rows_of(d_hi + start * E, lane, e, E, EP), rows_of(d_lo + start * E, lane, e, E, EP)
+    s_q, peak, inverse, s_d, delta = numbers_of(numbers + start, lane, SIZE)
     product = tl.dot(q_tile, k_tile, out_dtype=tl.int32)
     hi, lo = tl.dot(hi_tile, v_tile, out_dtype=tl.int32), tl.dot(lo_tile, v_tile, out_dtype=tl.int32)
     p = weights(product, s_q[:, None], s_k, peak[:, None], inverse[:, None])
     ds = score_gradient(p, hi, lo, s_d[:, None], s_v, delta[:, None])
     p *= s_d[:, None]
     if MASKED:
-        seen = in_sight(i, j, W)
+        seen = in_sight(start + lane, j, W)
         p, ds = tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
-    to = tile_number(part, b, block, SLOTS, TILES) * TILE_SIZE + (lane[None, :] * TILE + lane[:, None])
-    tl.store(p_tiles + to, p)
-    tl.store(ds_tiles + to, ds)
-    tl.atomic_max(row_top + i, tl.max(magnitude(ds * s_k), 1), sem="relaxed")
+    to, within = tile_number(part, b, block, SLOTS, TILES) * TILE_SIZE, lane[None, :] * TILE + lane[:, None]
+    tl.store(p_tiles + to + within, p)
+    tl.store(ds_tiles + to + within, ds)
+    tl.atomic_max(row_top + start + lane, tl.max(magnitude(ds * s_k), 1), sem="relaxed")
     of_s = tl.maximum(of_s, tl.abs(ds * s_q[:, None]), propagate_nan=tl.PropagateNan.ALL)
     return of_s, tl.maximum(of_p, p)  # P·s_dO is finite, and not below 0
 

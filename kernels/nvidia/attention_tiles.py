@@ -1,4 +1,5 @@
-"""What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile.
+"""What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile, and
+where the tiles that the backward stores lie.
 
 Rows of a unit are (window, token, head), E wide. The kernels read per-row numbers head by head, [window, head, P], and
 operands whose contraction runs over tokens turned, [window, head, E, P], where P pads a window's length to a multiple
