@@ -1,4 +1,5 @@
-"""What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile.
+"""What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile, and
+where the tiles that the backward stores lie.
 
 Rows of a unit are (window, token, head), E wide. The kernels read per-row numbers head by head, [window, head, P], and
 operands whose contraction runs over tokens turned, [window, head, E, P], where P pads a window's length to a multiple
@@ -31,6 +32,8 @@ from kernels.nvidia.numbers import (
 )
 
 PAD = 128  # tokens; every block divides it
+TILE = tl.constexpr(64)  # queries and keys of a stored tile
+TILE_SIZE = tl.constexpr(64 * 64)
 TURN = 64  # tokens of a block of the copying kernel
 MAGIC_CODE = tl.constexpr(1.5 * 2.0**23 + 128.0)  # x + it: the low 16 bits are rint(x) + 128
 
@@ -142,6 +145,15 @@ def split_block(index, first, inner, outer):
 
 
 @triton.jit
+def tile_number(place, i, j, SLOTS, TILES):
+    """Where the tile of query block i and key block j of a head is stored, i64: a head has TILES, by query block, of
+    which each has those of the last SLOTS key blocks up to its own."""
+    full = tl.minimum(i, SLOTS - 1)
+    before = full * (full + 1) // 2 + (i - full) * SLOTS
+    return place.to(tl.int64) * TILES + (before + j - (i - full))
+
+
+@triton.jit
 def _lay(
     x, scale, turned, scales, tops, S, P, W, H: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, B: tl.constexpr,
     TURNED: tl.constexpr,
@@ -189,6 +201,13 @@ def padded(sequence: int) -> int:
 def padded_width(width: int) -> int:
     """The power of two that a head's width is padded to: what the integer product asks for."""
     return max(32, triton.next_power_of_2(width))
+
+
+def stored_tiles(shape: AttentionShape) -> tuple[int, int]:
+    """(SLOTS, TILES) of tile_number: the key blocks that a block of queries sees at most, and all of a head."""
+    tile, blocks = TILE.value, -(-shape.sequence // TILE.value)
+    slots = min(blocks, (min(shape.window, shape.sequence) + tile - 2) // tile + 1)
+    return slots, slots * (slots + 1) // 2 + (blocks - slots) * slots
 
 
 def common(shape: AttentionShape) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,7 @@ SHAPES = [  # heads, key/value heads, width, sequence, window; windows of the un
     (AttentionShape(1, 1, 64, 100, 97), 1),
     (AttentionShape(1, 1, 16, 160, 4096), 1),
     (AttentionShape(1, 1, 16, 200, 130), 1),
+    (AttentionShape(1, 1, 16, 300, 66), 1),
 ]
 
 
@@ -78,6 +81,15 @@ def check(shape: AttentionShape, inputs: Case, flag: int = 0) -> None:
 @pytest.mark.parametrize(("shape", "windows"), SHAPES)
 def test_every_shape(shape: AttentionShape, windows: int) -> None:
     check(shape, case(shape, windows))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_heads_whose_tiles_do_not_fit_follow_one_another(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four groups of two heads; a head of 200 tokens with a window of 60 has 7 tiles, two by most blocks of queries."""
+    module = importlib.import_module("kernels.nvidia.attention_backward")
+    monkeypatch.setattr(module, "STORED", groups * 2 * 7 * 64 * 64 * 8)
+    shape = AttentionShape(4, 2, 16, 200, 60)
+    check(shape, case(shape, 2))
 
 
 def test_scales_of_all_sizes_and_zero_rows() -> None:
