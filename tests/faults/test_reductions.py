@@ -106,6 +106,12 @@ def test_number_of_channels_changes_no_bit(gradients: list[list[np.ndarray]]) ->
 
 # (file, line's function, what): collectives and atomics whose operands are proven to be integers. Today there is none.
 INTEGER_SITES: dict[tuple[str, str, str], str] = {}
+# Those that no library adds in: the ordered reduction moves bytes, and adds in an order of its own (model/ordered.py).
+MOVING_SITES = {
+    ("model/ordered_ranks.py", "<module>", "torch.distributed"): "all-to-all, send, receive and broadcast",
+    ("model/ordered_ranks.py", "ordered_mean", "reduce_scatter_mean"): "the module's own function",
+    ("model/ordered_ranks.py", "ordered_mean", "all_reduce_sum"): "the module's own function",
+}
 REDUCING = re.compile(r"all_?reduce|reduce_?scatter|nccl|gloo|atomic|mpi4py|torch\.distributed|horovod|deepspeed", re.I)
 
 
@@ -117,7 +123,7 @@ def test_no_collective_and_no_atomic_may_sum_floats() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
         for function, what, line in collectives(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert found.keys() == INTEGER_SITES.keys(), found
+    assert found.keys() == INTEGER_SITES.keys() | MOVING_SITES.keys(), found
 
 
 def collectives(tree: ast.AST, function: str = "<module>") -> Iterator[tuple[str, str, int]]:
