@@ -2,8 +2,8 @@
 
 A reduction must say that it sums integers (`dtype=np.int64` or `np.int32`), or stand in SITES with the reason why no
 order of its additions can change its result; or in ORDERED, the one place where floats are added over an index, in an
-order that is written down, for runs that ask for it. `tests/kernels/test_float_sums_at_run_time.py` watches real steps for
-what this cannot see. Triton's kernels, whose types no reader knows, are compiled instead and then read:
+order that is written down, for runs that ask for it. `tests/kernels/test_float_sums_at_run_time.py` watches real steps
+for what this cannot see. Triton's kernels, whose types no reader knows, are compiled instead and then read:
 `tests/kernels/nvidia/ptx.py`.
 """
 
@@ -38,6 +38,7 @@ SITES = {
     ("kernels/generic/products.py", "_float32", "@"): "codes in slices of 1,024 terms: every partial sum is below 2^24",
     ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
     ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
+    ("kernels/nvidia/digest.py", "digests", "sum"): "numbers of leaves, in Python's integers",
     ("kernels/nvidia/linear.py", "linear_backward", "sum"): "widths, in Python's integers",
     ("kernels/nvidia/transpose.py", "gradient_codes", "sum"): "the same",
     ("kernels/nvidia/transpose.py", "_grid", "sum"): "numbers of tiles, in Python's integers",
