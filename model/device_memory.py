@@ -12,6 +12,7 @@ from model.spec import ModelSpec, RunSpec
 # The same numbers as in kernels/nvidia, whose arrays a test counts.
 HEAD_BUDGET, HEAD_PART = 24 << 30, 4 << 30  # of the logits and all their codes; of a part of the codes
 PAIRS_BUDGET, PAIR = 6 << 30, 8  # of what attention's backward keeps of all pairs of query and key; of one
+DIGESTS = 64 * 8 << 20  # scratch memory of the digests of some tensors, or of the largest
 PAD = 128  # tokens
 CUDA = 2 << 30  # its libraries, in the machine's memory
 
@@ -46,7 +47,8 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
     yield {"activations": kept, "working space": _head(m, plan, tokens)}
     yield {"activations": kept + again, "working space": _layer(spec, plan, tokens)}
     if piece != "unit":
-        yield {"activations": 0, "working space": 5 * sizes(m).largest}  # of digests, and of a tensor's squares
+        squares, digests = 5 * sizes(m).largest, min(DIGESTS, sizes(m).parameters)
+        yield {"activations": 0, "working space": squares + digests}
 
 
 def _head(m: ModelSpec, plan: MemoryPlan, tokens: int) -> int:

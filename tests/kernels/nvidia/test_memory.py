@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels.nvidia as backend
+from kernels.nvidia import attention_tiles, digest
 from model import device_memory, memory
 from model.memory import KEEP_ALL, PROGRAM, MemoryPlan
 from model.spec import NumericsSpec, RunSpec
@@ -88,7 +89,8 @@ def taken(run: RunSpec, plan: MemoryPlan) -> int:
 def test_a_unit_takes_no_more_than_was_said_and_not_much_less(
     without_memory: None, plan: MemoryPlan, shape: dict[str, int], length: int, units: int, slices: int
 ) -> None:
-    numbers = NumericsSpec(gradient_slices=slices, down_slices=slices, unit_windows=units)
+    gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
+    numbers = NumericsSpec(**gradients, down_slices=slices, unit_windows=units)
     run = tiny.spec(seq_len=length, window=min(512, length), windows=units, numerics=numbers, **shape)
     said = memory.total(device_memory.needs(run, plan, "unit")) - PROGRAM
     took, pairs = taken(run, plan), device_memory._pairs(run)  # of which there are fewer in layers with a window
@@ -96,9 +98,11 @@ def test_a_unit_takes_no_more_than_was_said_and_not_much_less(
 
 
 def test_the_budgets_are_the_backend_s() -> None:
-    head = importlib.import_module("kernels.nvidia.head")
+    head = importlib.import_module("kernels.nvidia.head")  # in the package that name is the function's
     assert (device_memory.HEAD_BUDGET, device_memory.HEAD_PART) == (head.BUDGET, head.PART)
-    assert device_memory.PAD == importlib.import_module("kernels.nvidia.attention_tiles").PAD
+    backward = importlib.import_module("kernels.nvidia.attention_backward")
+    assert (device_memory.PAIRS_BUDGET, device_memory.PAD) == (backward.STORED, attention_tiles.PAD)
+    assert device_memory.DIGESTS == 64 * digest.MAX_NODES
 
 
 def test_a_backend_without_a_gpu_names_no_memory() -> None:
