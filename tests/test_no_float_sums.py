@@ -2,8 +2,8 @@
 
 A reduction must say that it sums integers (`dtype=np.int64` or `np.int32`), or stand in SITES with the reason why no
 order of its additions can change its result; or in ORDERED, the one place where floats are added over an index, in an
-order that is written down, for runs that ask for it. `tests/kernels/test_float_sums_at_run_time.py` watches real steps for
-what this cannot see. Triton's kernels, whose types no reader knows, are compiled instead and then read:
+order that is written down, for runs that ask for it. `tests/kernels/test_float_sums_at_run_time.py` watches real steps
+for what this cannot see. Triton's kernels, whose types no reader knows, are compiled instead and then read:
 `tests/kernels/nvidia/ptx.py`.
 """
 
