@@ -1,4 +1,4 @@
-"""Every Triton kernel of the NVIDIA backend, compiled without a GPU and read: `python -m tests.kernels.nvidia.ptx`.
+"""Every Triton kernel of the NVIDIA backend, compiled without a GPU and read: `make ptx`.
 
 A whole step runs on meta tensors, which have shapes and no values, while each launch only compiles its kernel: so what
 is read is what would run, in each specialisation that these shapes bring about (an argument that is 1, divisible by 16,
