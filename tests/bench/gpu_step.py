@@ -67,7 +67,7 @@ DIGESTED_BYTES = 20  # of a parameter: weight and moments f32, gradient i64
 OPERATIONS: dict[str, Callable[..., float]] = {
     "project": lambda x, w: 2 * slices(x) * len(x.hi) * size(w.hi),
     "project_add": lambda x, w, _residual: 2 * slices(x) * len(x.hi) * size(w.hi),
-    "linear_backward": lambda x, parts, n, _flag: 4 * n * len(x.hi) * sum(size(part.weight.hi) for part in parts),
+    "linear_backward": lambda x, parts, n, _flag: 2 * sum(n) * len(x.hi) * sum(size(part.weight.hi) for part in parts),
     "attention": lambda q, _k, _v, shape: 3 * 2 * shape.width * pairs(shape, len(q.hi)),
     "attention_backward": lambda q, *others: 10 * 2 * others[-2].width * pairs(others[-2], len(q.hi)),
     "head": lambda x, w, *_: 2 * 2 * len(x.hi) * size(w.hi),
