@@ -22,7 +22,8 @@ DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 CASES = [
     (128, [(), (1,), (16,), (17,), (0,), (0, 5), (5, 0), (1, 1), (17,)], "f4"),
     (2, [(520,)], "f4"),  # chunks of 256, 256 and 8 words in two programs; a node that rises
-    (1024, [(7, 5632)] * 2, "f4"),  # whole chunks: leaves of 66, 66 and 22, merged by two programs
+    # Whole chunks: leaves of 66, 66 and 22, merged by two programs.
+    pytest.param(1024, [(7, 5632)] * 2, "f4", marks=pytest.mark.slow),
     (1024, [(18, 511)], "i8"),  # leaves of 68 and 4 chunks, the last of each shorter
 ]
 
