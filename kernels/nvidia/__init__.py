@@ -1,7 +1,7 @@
 """The NVIDIA backend: every operation of a step as Triton kernels, exact by the contract.
 
 Arrays are torch tensors on the current CUDA device; bf16 is int16 of the same bits. Same functions and same bytes as
-kernels/reference, which defines them. Nothing waits for the device except `to_host` and `leaves`.
+kernels/reference, which defines them. Nothing waits for the device except `to_host` and `leaves_of`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from kernels.nvidia import digest
 from kernels.nvidia.attention import attention
 from kernels.nvidia.attention_backward import attention_backward
 from kernels.nvidia.head import head, head_backward
-from kernels.nvidia.layers import (
-    embed,
-    embed_backward,
-    norm_backward,
-    norm_bf16,
-    norm_rows,
-)
+from kernels.nvidia.layers import embed, embed_backward, norm_backward, norm_bf16, norm_rows
 from kernels.nvidia.linear import linear_backward, project, project_add
 from kernels.nvidia.numbers import DEVICE, zeros
 from kernels.nvidia.optimizer import adamw, fixed_sum, square_rows

@@ -11,7 +11,6 @@ Rows or columns whose maximum is not finite raise the flag; whatever their codes
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +19,7 @@ from torch import Tensor
 from kernels.interface import Attended, AttentionShape, Rows
 from kernels.nvidia.attention_gradients import key_gradients, query_gradients, value_gradients
 from kernels.nvidia.attention_tiles import (
+    COUNT_UNIT,
     TILE,
     TILE_SIZE,
     Laid,
@@ -45,6 +45,7 @@ from kernels.nvidia.numbers import (
     fixed_sum_rows,
     high_of,
     inverse_of,
+    inverse_root,
     launch,
     low_of,
     magnitude,
@@ -82,7 +83,7 @@ def _prepare(
     turned = (place * E + e)[:, None] * P + t[None, :]
     tl.store(hi_turned + turned, tl.trans(hi), mask=(e < E)[:, None])
     tl.store(lo_turned + turned, tl.trans(lo), mask=(e < E)[:, None])
-    counted = tl.load(total + row, mask=inside, other=1).to(tl.float32) * (2.0**-18)
+    counted = tl.load(total + row, mask=inside, other=1).to(tl.float32) * COUNT_UNIT
     tl.store(numbers + to, tl.load(q_scale + row, mask=inside, other=0.0))
     tl.store(numbers + SIZE + to, tl.load(peak + row, mask=inside, other=0.0))
     tl.store(numbers + 2 * SIZE + to, tl.where(inside, tl.div_rn(1.0, counted), 0.0))
@@ -164,7 +165,7 @@ def attention_backward(
     row_top, s_top, p_top = zeros((size,), torch.int32), *zeros((2, by_key * length), torch.int32)
     dq, dk = empty((tokens * heads, width), torch.float32), empty((tokens * kv_heads, width), torch.float32)
     dv = empty((tokens, kv_heads * width), torch.int16)
-    window, blocks, slots, tiles = sizes.pop("W"), -(-sequence // TILE.value), *stored_tiles(shape)
+    window, blocks, slots, tiles = sizes.pop("W"), triton.cdiv(sequence, TILE.value), *stored_tiles(shape)
     step = max(1, STORED // (8 * TILE_SIZE.value * tiles * (heads // kv_heads))) * (heads // kv_heads)
     of_ds, of_p = (empty((min(step, by_query) * tiles, TILE.value, TILE.value), torch.float32) for _ in range(2))
     for first in range(0, by_query, step):
@@ -176,14 +177,9 @@ def attention_backward(
         )  # fmt: skip
         launch(
             query_gradients, (count, blocks), of_ds, keys.turned, keys.scale, row_top, dq, flag,
-            ROOT=_inverse_root(width), **place, **OF_QUERIES,
+            ROOT=inverse_root(width), **place, **OF_QUERIES,
         )  # fmt: skip
         by_group = (count // (heads // kv_heads), blocks)
         launch(key_gradients, by_group, of_ds, queries.turned, queries.scale, s_top, dk, flag, **place, **OF_KEYS)
         launch(value_gradients, by_group, of_p, hi_turned, lo_turned, p_top, dv, **place, **OF_VALUES)
     return dq, dk, dv
-
-
-def _inverse_root(width: int) -> float:
-    """1 ÷ √E, each rounded to float32."""
-    return float(np.float32(1) / np.sqrt(np.float32(width)))

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from kernels.nvidia.attention_tiles import TILE, TILE_SIZE, slices_of, tile_number, turned_of, two_slices
-from kernels.nvidia.numbers import LN_2, bf16, checked_top, inverse_of, scale_of
+from kernels.nvidia.elementary import LN_2
+from kernels.nvidia.numbers import bf16, checked_top, inverse_of, scale_of
 
 
 @triton.jit

@@ -16,24 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Rows
-from kernels.nvidia.numbers import (
-    E0,
-    E1,
-    E2,
-    E3,
-    E4,
-    E5,
-    E6,
-    MAGIC,
-    bits,
-    empty,
-    from_bits,
-    launch,
-)
+from kernels.nvidia.elementary import exp2_down
+from kernels.nvidia.numbers import bits, empty, from_bits, launch
+from kernels.nvidia.tiles import next_power
 
 PAD = 128  # tokens; every block divides it
 TILE = tl.constexpr(64)  # queries and keys of a stored tile
 TILE_SIZE = tl.constexpr(64 * 64)
+COUNT_UNIT = tl.constexpr(2.0**-18)  # of a row's sum of probabilities
 TURN = 64  # tokens of a block of the copying kernel
 MAGIC_CODE = tl.constexpr(1.5 * 2.0**23 + 128.0)  # x + it: the low 16 bits are rint(x) + 128
 
@@ -61,20 +51,6 @@ def in_sight(i, j, W):
     """Which keys j each query i sees: [BI, BJ]."""
     distance = i[:, None] - j[None, :]
     return (distance >= 0) & (distance < W)
-
-
-@triton.jit
-def exp2_down(x):
-    """numbers.exp2 for x ≤ 0 or NaN, without its upper limit."""
-    shifted = x + MAGIC
-    r = x - (shifted - MAGIC)
-    p = E6 * r + E5
-    p = p * r + E4
-    p = p * r + E3
-    p = p * r + E2
-    p = p * r + E1
-    p = p * r + E0
-    return tl.where(x >= -32.0, from_bits(bits(p) + (bits(shifted) << 23)), 0.0)  # MAGIC's own bits shift out
 
 
 @triton.jit
@@ -195,17 +171,17 @@ class Laid:
 
 def padded(sequence: int) -> int:
     """A window's length in the kernels' own arrays."""
-    return -(-sequence // PAD) * PAD
+    return triton.cdiv(sequence, PAD) * PAD
 
 
 def padded_width(width: int) -> int:
     """The power of two that a head's width is padded to: what the integer product asks for."""
-    return max(32, triton.next_power_of_2(width))
+    return max(32, next_power(width))
 
 
 def stored_tiles(shape: AttentionShape) -> tuple[int, int]:
     """(SLOTS, TILES) of tile_number: the key blocks that a block of queries sees at most, and all of a head."""
-    tile, blocks = TILE.value, -(-shape.sequence // TILE.value)
+    tile, blocks = TILE.value, triton.cdiv(shape.sequence, TILE.value)
     slots = min(blocks, (min(shape.window, shape.sequence) + tile - 2) // tile + 1)
     return slots, slots * (slots + 1) // 2 + (blocks - slots) * slots
 

@@ -12,15 +12,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from kernels.digest import leaf_rows
-from kernels.nvidia.digest_kernels import chunk_kernel, merge_kernel
+from kernels.nvidia import digest_kernels
 from kernels.nvidia.numbers import DEVICE, empty, launch
 
 CHUNK_LANES, CHUNK_WARPS = 128, 4
 MERGE_LANES, MERGE_WARPS, MERGE_LEAVES = 32, 1, 8
-CHUNK_WORDS = 256  # of 4 bytes
+CHUNK_WORDS: int = digest_kernels.CHUNK_WORDS.value  # of 4 bytes
 MAX_NODES = 8 * 2**20  # of a pair of launches: 64 bytes of scratch memory each, for 1 KiB of tensors
 ALIGNMENT = 16  # bytes that a thread loads at once
 
@@ -54,9 +55,9 @@ def size_of(shape: tuple[int, ...], itemsize: int) -> Size:
     """The size of a tensor of this shape with elements of 4 or 8 bytes."""
     words = math.prod(shape) * itemsize // 4
     leaf_words = max(1, min(words, leaf_rows(shape, itemsize) * (words // max(1, shape[0] if shape else 1))))
-    leaves, leaf_chunks = -(-words // leaf_words), -(-leaf_words // CHUNK_WORDS)
+    leaves, leaf_chunks = triton.cdiv(words, leaf_words), triton.cdiv(leaf_words, CHUNK_WORDS)
     rest = words - (leaves - 1) * leaf_words
-    chunks = (leaves - 1) * leaf_chunks + -(-rest // CHUNK_WORDS) if leaves else 0
+    chunks = (leaves - 1) * leaf_chunks + triton.cdiv(rest, CHUNK_WORDS) if leaves else 0
     return Size(words, leaf_words, leaves, chunks, leaf_chunks)
 
 
@@ -105,11 +106,12 @@ def _rows(batch: Batch) -> Iterator[tuple[str, slice]]:
 def _hash(batch: Batch, table: Tensor, aligned: bool, nodes: Tensor, out: Tensor) -> None:
     """Launch the hashing of a batch, whose leaf digests go to its rows of out."""
     size, count = batch.size, len(batch.names)
-    leaves, tiles = count * size.leaves, -(-size.chunks // CHUNK_LANES)
+    leaves, tiles = count * size.leaves, triton.cdiv(size.chunks, CHUNK_LANES)
     ragged = size.leaf_words % CHUNK_WORDS > 0 or size.words % CHUNK_WORDS > 0
     kinds = {"RAGGED": ragged, "ALIGNED": aligned and not ragged, "LANES": CHUNK_LANES, "num_warps": CHUNK_WARPS}
     cut = (size.words, size.chunks, size.leaf_words, size.leaf_chunks, batch.nodes)
-    launch(chunk_kernel, (count * tiles,), table, nodes, batch.first, *cut, tiles, 1, **kinds)
+    launch(digest_kernels.chunk_kernel, (count * tiles,), table, nodes, batch.first, *cut, tiles, 1, **kinds)
     kinds = {"LEAVES": MERGE_LEAVES, "LANES": MERGE_LANES, "num_warps": MERGE_WARPS}
     tree = (size.chunks, size.leaf_chunks, size.leaves, leaves)
-    launch(merge_kernel, (-(-leaves // MERGE_LEAVES),), nodes, out[batch.leaf :], *tree, 1, **kinds)
+    grid = (triton.cdiv(leaves, MERGE_LEAVES),)
+    launch(digest_kernels.merge_kernel, grid, nodes, out[batch.leaf :], *tree, 1, **kinds)

@@ -15,15 +15,10 @@ from torch import Tensor
 from triton import cdiv
 
 from kernels.interface import Rows, Weight
-from kernels.nvidia.head_kernels import (
-    codes_kernel,
-    losses_kernel,
-    scales_kernel,
-    target_kernel,
-    tops_kernel,
-)
+from kernels.nvidia.head_kernels import codes_kernel, losses_kernel, scales_kernel, target_kernel, tops_kernel
 from kernels.nvidia.head_products import input_kernel, logits_kernel, weight_kernel
-from kernels.nvidia.numbers import empty, launch, zeros
+from kernels.nvidia.numbers import LOWEST, empty, launch, zeros
+from kernels.nvidia.products import low_slice, slice_count
 from kernels.nvidia.transpose import transposed
 
 BUDGET = 24 << 30  # bytes of logits and all their codes at once; beyond it codes are made in parts
@@ -88,7 +83,7 @@ def head_backward(
 
 
 def _spans(count: int, size: int) -> list[slice]:
-    """0…count in parts of `size` at most, but of 128 at least, so that tiles stay whole."""
+    """0…count in parts of `size` at most, but of WHOLE at least, so that tiles stay whole."""
     step = max(WHOLE, size // WHOLE * WHOLE)
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
@@ -99,9 +94,9 @@ def _softmax(
     """The logits of some tokens of a unit of `terms`, and what is known of each; losses i64[2] gain theirs."""
     (tokens, width), vocab = x.hi.shape, len(w.scale)
     softmax = Softmax(empty((tokens, vocab), torch.float32), *empty((3, tokens), torch.float32))
-    peak = torch.full((tokens,), -(2**31), dtype=torch.int32, device=x.hi.device)
-    left = (x.hi, _low(x), x.scale, w.hi, w.scale)
-    _product(logits_kernel, LOGITS, (tokens, vocab, width), *left, softmax.logits, peak, SLICES=_slices(x))
+    peak = torch.full((tokens,), LOWEST.value, dtype=torch.int32, device=x.hi.device)
+    left = (x.hi, low_slice(x), x.scale, w.hi, w.scale)
+    _product(logits_kernel, LOGITS, (tokens, vocab, width), *left, softmax.logits, peak, SLICES=slice_count(x))
     known = (softmax.logits, peak, targets, *softmax[1:], losses, float(two_z), float(np.float32(terms)), vocab, flag)
     launch(losses_kernel, (tokens,), *known, **LOSSES, STEPS=cdiv(vocab, LOSSES["BLOCK"]))
     return softmax
@@ -170,18 +165,8 @@ def _subtract_targets(x: Rows, targets: Tensor, sums: Tensor, flag: Tensor) -> N
     """sums[y] −= rint(X̂·2²⁴) for each token's target y."""
     tokens, width = x.hi.shape
     scalars = (float(np.float32(tokens)), width, flag)
-    arguments = (x.hi, _low(x), x.scale, targets, sums, *scalars)
-    launch(target_kernel, (tokens, cdiv(width, TARGET["BLOCK"])), *arguments, **TARGET, SLICES=_slices(x))
-
-
-def _slices(x: Rows) -> int:
-    return 1 if x.lo is None else 2
-
-
-def _low(x: Rows) -> Tensor:
-    """The low slice; where there is none, a tensor that no kernel reads."""
-    low: Tensor = x.hi if x.lo is None else x.lo
-    return low
+    arguments = (x.hi, low_slice(x), x.scale, targets, sums, *scalars)
+    launch(target_kernel, (tokens, cdiv(width, TARGET["BLOCK"])), *arguments, **TARGET, SLICES=slice_count(x))
 
 
 def _high(x: Rows) -> float:

@@ -8,12 +8,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.interface import HEAD_LIMIT
-from kernels.nvidia.numbers import INFINITE, LOWEST, bf16, fixed_point, magnitude, order_key, raise_flag
+from kernels.nvidia.head_kernels import PART_BOUND
+from kernels.nvidia.numbers import (
+    GRADIENT_UNIT,
+    INFINITE,
+    LOWEST,
+    bf16,
+    fixed_point,
+    magnitude,
+    order_key,
+    raise_flag,
+)
 from kernels.nvidia.products import tile_of, value
 
 NOT_FINITE = tl.constexpr(0x7FFFFFFF)  # the order key of a token with a logit that is not finite
-GRADIENT_UNIT, PART_BOUND = tl.constexpr(2.0**24), tl.constexpr(2.0**HEAD_LIMIT)
 
 
 @triton.jit

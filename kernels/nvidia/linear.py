@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interface import GRADIENT_BITS, SUM_LIMIT, GradientSlices, Part, Rows, Weight
-from kernels.nvidia.numbers import bf16, bits_of, empty, f32_of_bf16, i64_of, launch, magnitude
-from kernels.nvidia.products import check_terms, tile_of, value
+from kernels.interface import SUM_LIMIT, GradientSlices, Part, Rows, Weight
+from kernels.nvidia.numbers import GRADIENT_UNIT, bf16, bits_of, empty, f32_of_bf16, i64_of, launch, magnitude
+from kernels.nvidia.products import check_terms, low_slice, slice_count, tile_of, value
 from kernels.nvidia.transpose import gradient_codes, transposed
 
 # With one accumulator two programs share a processor: one multiplies while the other waits for its sums.
@@ -24,7 +24,6 @@ TILE = {"M": 128, "N": 128, "K": 128, "GROUP": 8, "num_warps": 4, "num_stages": 
 PARTS = {**TILE, "num_warps": 8}  # dX of several parts holds their sum beside the accumulator
 SUMS = {**TILE, "CHUNK": 32, "num_warps": 8}  # so many columns' sums at a time: 64 bits a value fill registers
 
-UNIT = tl.constexpr(2.0**GRADIENT_BITS)
 LIMIT = tl.constexpr(bits_of(2.0**SUM_LIMIT))
 
 
@@ -81,7 +80,7 @@ def _add(dw, row_at, in_rows, first, width, flag, CHUNK: tl.constexpr):
         size = magnitude(dw)
         if tl.max(tl.max(size, 1), 0) >= LIMIT:
             tl.atomic_or(flag, 1, sem="relaxed")
-        amount = i64_of(tl.where(size < LIMIT, dw, 0.0) * UNIT)
+        amount = i64_of(tl.where(size < LIMIT, dw, 0.0) * GRADIENT_UNIT)
         columns = first + tl.arange(0, COLUMNS)
         at = row_at[:, None] + columns[None, :]
         inside = in_rows[:, None] & (columns < width)[None, :]
@@ -128,10 +127,10 @@ def project_add(x: Rows, w: Weight, residual: Tensor) -> Tensor:
 
 def _projected(x: Rows, w: Weight, residual: Tensor | None) -> Tensor:
     (tokens, terms), width = x.hi.shape, w.hi.shape[0]
-    out, slices = empty((tokens, width), torch.int16), 1 if x.lo is None else 2
+    out = empty((tokens, width), torch.int16)
     _run(
-        *(_project, tokens, width, (terms,), TILE, slices),
-        *(x.hi, x.hi if x.lo is None else x.lo, x.scale, w.hi, w.scale, out if residual is None else residual, out),
+        *(_project, tokens, width, (terms,), TILE, slice_count(x)),
+        *(x.hi, low_slice(x), x.scale, w.hi, w.scale, out if residual is None else residual, out),
         *(tokens, width, terms),
         ADD=residual is not None,
     )

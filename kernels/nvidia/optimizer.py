@@ -104,14 +104,15 @@ def _sum(x: Tensor, mean: float, squares: bool, flag: Tensor) -> Tensor:
     numbers = {"SQUARES": squares, "LOG_TERMS": ceil_log2(width)}
     if width <= WIDEST:
         tile = row_tile(width, SUM_VALUES, SUM_LANE)
-        launch(_sum_rows, (-(-count // tile["ROWS"]),), x, out, flag, mean, count, WIDTH=width, **numbers, **tile)
+        programs = triton.cdiv(count, tile["ROWS"])
+        launch(_sum_rows, (programs,), x, out, flag, mean, count, WIDTH=width, **numbers, **tile)
         return out
     top, total = zeros((count,), torch.int32), zeros((count,), torch.int64)
-    grid, block = (count, -(-width // LONG_BLOCK)), {"BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
+    grid, block = (count, triton.cdiv(width, LONG_BLOCK)), {"BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
     launch(_long_maxima, grid, x, top, mean, width, SQUARES=squares, **block)
     launch(_long_totals, grid, x, top, total, mean, width, **numbers, **block)
     finish = {"LOG_TERMS": ceil_log2(width), "BLOCK": FINISH_BLOCK}
-    launch(_long_finish, (-(-count // FINISH_BLOCK),), top, total, out, flag, count, **finish)
+    launch(_long_finish, (triton.cdiv(count, FINISH_BLOCK),), top, total, out, flag, count, **finish)
     return out
 
 
@@ -182,5 +183,5 @@ def adamw(p: Tensor, m: Tensor, v: Tensor, sums: Tensor, s: AdamScalars) -> None
     """
     count = p.numel()
     scalars = [float(value) for value in s]
-    grid = (-(-count // ADAM_BLOCK),)
+    grid = (triton.cdiv(count, ADAM_BLOCK),)
     launch(_adamw, grid, p, m, v, sums, count, *scalars, BLOCK=ADAM_BLOCK, num_warps=ADAM_WARPS)

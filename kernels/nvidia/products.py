@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from kernels.interface import Rows
 
 MAX_TERMS = 131_071  # beyond it a sum of 128 · 128 leaves int32
 
@@ -57,6 +60,17 @@ def value(
         high, low = tl.split(result.reshape(M // 8, 2, 8, N).permute(0, 2, 3, 1))
         result = (high * 256.0 + low).reshape(M, N)
     return result
+
+
+def slice_count(x: Rows) -> int:
+    """How many slices rows have."""
+    return 1 if x.lo is None else 2
+
+
+def low_slice(x: Rows) -> Tensor:
+    """The low slice; where there is none, a tensor that no kernel reads."""
+    low: Tensor = x.hi if x.lo is None else x.lo
+    return low
 
 
 def check_terms(*counts: int) -> None:

@@ -15,16 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import GradientSlices, Part, Rows
+from kernels.nvidia.codes import store_codes, store_slices
 from kernels.nvidia.numbers import (
     INFINITE,
     checked_top,
     code_of,
     empty,
     f32_of_bf16,
-    high_of,
     inverse_of,
     launch,
-    low_of,
     magnitude,
     scale_of,
     zeros,
@@ -105,15 +104,6 @@ def _finish(top, scale, at, inside, writes, flag, SLICES: tl.constexpr):
 
 
 @triton.jit
-def store_slices(hi, lo, at, raised, inside):
-    """Store both slices of transposed codes, given as code + 128, by one store in a loop: of two stores the compiler
-    makes two transpositions, and makes the codes again for the second."""
-    for low in range(2):
-        byte = (raised >> (8 - 8 * low)) ^ (128 * low)
-        tl.store(tl.where(low == 0, hi, lo) + at, byte.to(tl.int8), mask=inside)
-
-
-@triton.jit
 def _codes(
     dy1, dy2, dy3, w1, w2, w3, x_scale, token_top, channel_top, token_scale, channel_scale,
     token_hi, token_lo, channel_hi, channel_lo, flag, T, O1, O2, O3, TOTAL, BY_TOKEN: tl.constexpr,
@@ -131,12 +121,7 @@ def _codes(
     by_token, by_channel = _scaled(gradient, weight_scale, x_scale, t, o, T, width, TWO)
     at = t.to(tl.int64)[:, None] * TOTAL + (begin + o)[None, :]
     inside = in_t[:, None] & in_o[None, :]
-    code = code_of(by_token, token_inverse[:, None])
-    if BY_TOKEN == 1:
-        tl.store(token_hi + at, code.to(tl.int8), mask=inside)
-    else:
-        tl.store(token_hi + at, high_of(code), mask=inside)
-        tl.store(token_lo + at, low_of(code), mask=inside)
+    store_codes(code_of(by_token, token_inverse[:, None]), token_hi, token_lo, at, inside, BY_TOKEN)
     at = (begin + o).to(tl.int64)[:, None] * T + t[None, :]
     inside = in_o[:, None] & in_t[None, :]
     code = tl.trans(code_of(by_channel, channel_inverse[None, :]))
