@@ -118,7 +118,7 @@ class Trainer:
 
 
 class Peer:
-    """The peer of one size and dtype in its own process, for `with`."""
+    """The peer of one size and dtype in its own process, until close()."""
 
     def __init__(self, size: str, dtype: str) -> None:
         free = {**os.environ, "ONEDNN_MAX_CPU_ISA": "DEFAULT"}

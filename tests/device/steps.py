@@ -28,7 +28,7 @@ from model.schedule import plan
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 from model.state import initial_state
 from model.step import gradients, step
-from tests.bench.gpu_step import OPEN_1B
+from tests.bench.shapes import OPEN_1B
 
 SMALL = ModelSpec(
     vocab=2048, d_model=128, layers=3, heads=4, kv_heads=2, head_dim=64, ffn=352, seq_len=320, window=96, full_every=2
