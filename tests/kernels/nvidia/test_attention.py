@@ -15,6 +15,7 @@ from kernels.reference.attention import attention as reference
 from kernels.reference.attention import attention_backward as reference_backward
 from kernels.reference.numbers import bf16
 from kernels.reference.quantise import quantise
+from tests.kernels.nvidia.rows import on_device
 
 Case = tuple[Rows, Rows, Rows, np.ndarray]
 SHAPES = [  # heads, key/value heads, width, sequence, window; windows of the unit
@@ -47,18 +48,13 @@ def case(shape: AttentionShape, windows: int = 1, seed: int = 0) -> Case:
     return q, k, v, bf16(d_out.astype(np.float32))
 
 
-def tensor(x: np.ndarray) -> torch.Tensor:
-    """A tensor of the same bits; bf16 goes as int16."""
-    return torch.from_numpy(x.view(np.int16) if x.dtype == np.uint16 else x)
-
-
 def run(shape: AttentionShape, inputs: Case) -> tuple[list[bytes], int]:
     """Forward and backward of the kernels, and the flag."""
-    q, k, v = (Rows(tensor(x.hi), None, tensor(x.scale)) for x in inputs[:3])
+    q, k, v, d_out = map(on_device, inputs)
     flag = torch.zeros(1, dtype=torch.int32)
     with np.errstate(all="ignore"):  # the interpreter computes what is masked later, too
         saved = attention(q, k, v, shape)
-        gradients = attention_backward(q, k, v, saved, tensor(inputs[3]), shape, flag)
+        gradients = attention_backward(q, k, v, saved, d_out, shape, flag)
     return [x.numpy().tobytes() for x in (*saved, *gradients)], int(flag[0])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,8 @@ from kernels import conformance, reference
 from kernels.interface import GradientSlices, Part, Rows, Weight
 from kernels.nvidia import linear, products, transpose
 from kernels.reference.numbers import bf16
+from tests.kernels.nvidia.rows import F32, on_device
 
-F32 = np.float32
 WILD = "wild"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 # tokens, input width, output widths: odd, narrow, more than one tile in each direction, whole blocks of the contraction
@@ -41,17 +39,6 @@ def parts_of(tokens: int, inputs: int, widths: tuple[int, ...], kind: str = "pla
         )
         for index, width in enumerate(widths)
     )
-
-
-def on_device(value: Any) -> Any:
-    """The same as tensors, each a copy; a weight with its transpose."""
-    if isinstance(value, Weight):
-        return Weight(on_device(value.hi), on_device(value.scale), on_device(value.hi.T))
-    if isinstance(value, Rows | Part):
-        return type(value)(*map(on_device, value))
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.array(value.view(np.int16) if value.dtype == np.uint16 else value, order="C"))
-    return value
 
 
 def same(tensor: torch.Tensor, expected: np.ndarray) -> bool:

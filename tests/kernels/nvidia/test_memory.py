@@ -20,9 +20,10 @@ from model import device_memory, memory
 from model.memory import KEEP_ALL, PROGRAM, MemoryPlan
 from model.spec import NumericsSpec, RunSpec
 from model.transformer import network, unit_gradients
+from tests.bench.shapes import WIDTHS_1B
 from tests.model import tiny
 
-OPEN_1B = {"vocab": 128256, "d_model": 2048, "ffn": 5632, "heads": 16, "kv_heads": 4, "head_dim": 128, "layers": 24}
+OPEN_1B = WIDTHS_1B | {"layers": 24}
 SMALL = {"vocab": 4096, "d_model": 192, "ffn": 512, "heads": 3, "kv_heads": 1, "head_dim": 64, "layers": 6}
 LINEARS = OPEN_1B | {"vocab": 64, "ffn": 16384, "layers": 6}  # in short windows a layer's linears take the most,
 ATTENTION = {"vocab": 64, "d_model": 256, "ffn": 64, "heads": 64, "kv_heads": 1, "head_dim": 64}  # and here attention
