@@ -64,7 +64,7 @@ class MemoryPlan:
         )
 
 
-Count = Callable[[RunSpec, MemoryPlan, Piece], Needs]
+Count = Callable[[RunSpec, MemoryPlan, Piece], Needs]  # needs() here, or of device_memory.py
 KEEP_ALL = MemoryPlan()
 
 
@@ -72,18 +72,6 @@ def give_back() -> None:
     """Let the C library return what was freed: of arrays below 32 MB it otherwise keeps all that it ever held."""
     if _trim is not None:
         _trim(0)
-
-
-def choose(spec: RunSpec, piece: Piece, available: int, count: Count | None = None) -> MemoryPlan | None:
-    """The fastest plan with which the piece fits into `available` bytes by a count, needs() or a device's; None where
-    none does."""
-    fitting = (plan for plan in plans(spec.model) if total((count or needs)(spec, plan, piece)) <= available)
-    return min(fitting, key=MemoryPlan.slowdown, default=None)
-
-
-def leanest(spec: RunSpec, piece: Piece, count: Count | None = None) -> MemoryPlan:
-    """The plan that takes the least memory."""
-    return min(plans(spec.model), key=lambda plan: total((count or needs)(spec, plan, piece)))
 
 
 def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
@@ -110,6 +98,18 @@ def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
 def total(needs: Needs) -> int:
     """Bytes for all purposes together."""
     return sum(needs.values())
+
+
+def choose(spec: RunSpec, piece: Piece, available: int, count: Count = needs) -> MemoryPlan | None:
+    """The fastest plan with which the piece fits into `available` bytes by a count, needs() or a device's; None where
+    none does."""
+    fitting = (plan for plan in plans(spec.model) if total(count(spec, plan, piece)) <= available)
+    return min(fitting, key=MemoryPlan.slowdown, default=None)
+
+
+def leanest(spec: RunSpec, piece: Piece, count: Count = needs) -> MemoryPlan:
+    """The plan that takes the least memory by a count."""
+    return min(plans(spec.model), key=lambda plan: total(count(spec, plan, piece)))
 
 
 def on_disk(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> int:
