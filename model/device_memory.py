@@ -14,7 +14,16 @@ HEAD_BUDGET, HEAD_PART = 24 << 30, 4 << 30  # of the logits and all their codes;
 PAIRS_BUDGET, PAIR = 6 << 30, 8  # of what attention's backward keeps of all pairs of query and key; of one
 DIGESTS = 64 * 8 << 20  # scratch memory of the digests of some tensors, or of the largest
 PAD = 128  # tokens
+WIDEST, WIDEST_HEAD = 16_384, 256  # values of a row that one program holds; channels of a head
 CUDA = 2 << 30  # its libraries, in the machine's memory
+
+
+def too_wide(m: ModelSpec) -> str:
+    """Which of a model's sizes no kernel takes, and what is allowed; "" if there is none."""
+    rows = {"d_model": m.d_model, "ffn": m.ffn, "heads * head_dim": m.heads * m.head_dim}
+    limits = [(name, size, WIDEST) for name, size in rows.items()] + [("head_dim", m.head_dim, WIDEST_HEAD)]
+    found = (f"{name} is {size:,}; allowed: up to {limit:,}" for name, size, limit in limits if size > limit)
+    return next(found, "")
 
 
 def on_host(spec: RunSpec, piece: Piece) -> int:

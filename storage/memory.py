@@ -60,14 +60,27 @@ def available() -> int:
 
 
 def plan_for(spec: RunSpec, piece: Piece, device: int | None = None) -> MemoryPlan:
-    """The fastest plan with which the piece fits into this machine; Refused where not even the leanest does.
+    """The fastest plan with which the piece fits into this machine; Refused where not even the leanest does, or where
+    the device's kernels do not take the model's sizes.
 
     device: bytes that are free on the backend's own device, as its device_memory() says; None where it has none.
     """
+    if device is not None and piece != "initial":
+        _check_widths(spec)
     found = _forecast(spec, piece, device)
     if not found.fits:
         raise _refused(spec, found, device is not None)
     return found.plan
+
+
+def _check_widths(spec: RunSpec) -> None:
+    """Refused where the GPU's kernels do not take the model's sizes."""
+    if found := device_memory.too_wide(spec.model):
+        raise Refused(
+            f"{spec.name}: {found} by the backend nvidia",
+            cause="its kernels hold a whole row at a time, and a head's tiles",
+            next_step="use --backend cpu, which gives the same bits",
+        )
 
 
 def _refused(spec: RunSpec, found: "Forecast", on_device: bool) -> Refused:
@@ -116,8 +129,10 @@ class Forecast:
 def forecast(spec: RunSpec, device: int | None = None) -> list[Forecast]:
     """What each piece of work on this run takes, and by which plan this machine would do it; allocates nothing.
 
-    device: as for plan_for().
+    device: as for plan_for(). Refused where the device's kernels do not take the model's sizes.
     """
+    if device is not None:
+        _check_widths(spec)
     return [_forecast(spec, piece, device) for piece in memory.PIECES]
 
 

@@ -21,6 +21,7 @@ from kernels.nvidia.numbers import bits, empty, from_bits, launch
 from kernels.nvidia.tiles import next_power
 
 PAD = 128  # tokens; every block divides it
+WIDEST_HEAD = 256  # channels: of more, a block's shared memory does not hold its tiles
 TILE = tl.constexpr(64)  # queries and keys of a stored tile
 TILE_SIZE = tl.constexpr(64 * 64)
 COUNT_UNIT = tl.constexpr(2.0**-18)  # of a row's sum of probabilities
@@ -187,7 +188,12 @@ def stored_tiles(shape: AttentionShape) -> tuple[int, int]:
 
 
 def common(shape: AttentionShape) -> dict[str, Any]:
-    """The arguments that all kernels take: sequence length, its padding, window, heads and widths."""
+    """The arguments that all kernels take: sequence length, its padding, window, heads and widths.
+
+    ValueError where a head is wider than WIDEST_HEAD.
+    """
+    if shape.width > WIDEST_HEAD:
+        raise ValueError(f"a head of {shape.width} channels: the kernels of attention hold {WIDEST_HEAD} at most")
     return {
         "S": shape.sequence,
         "P": padded(shape.sequence),

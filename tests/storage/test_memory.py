@@ -19,6 +19,7 @@ from storage.engine import load_backend
 from storage.errors import Refused, StorageError
 from storage.store import LocalStore, MemoryStore
 from storage.training import resume, train_segment
+from tests.model import tiny
 from tests.model.recipes import run_spec
 from tests.storage import small
 from tests.storage.conftest import Small
@@ -106,6 +107,21 @@ def test_a_device_s_memory_is_planned_by_its_own_counts() -> None:
         with pytest.raises(Refused, match=f"{beside / 1e9:,.1f} GB of memory beside the GPU's, this machine offers"):
             machine.plan_for(run, "training", device_of(whole))
         assert not {f.piece: f for f in machine.forecast(run, device_of(whole))}["training"].fits
+
+
+@pytest.mark.parametrize(
+    ("size", "found"), [({"ffn": 16_385}, "ffn is 16,385"), ({"head_dim": 258}, "head_dim is 258"), ({}, "")]
+)
+def test_sizes_that_a_device_s_kernels_do_not_take_are_refused_first(size: dict[str, int], found: str) -> None:
+    run, room = tiny.spec(**size), 10**12
+    assert machine.plan_for(run, "training") and machine.forecast(run)
+    if not found:
+        assert machine.plan_for(run, "training", room) and machine.forecast(run, room)
+        return
+    for ask in (lambda: machine.plan_for(run, "step", room), lambda: machine.forecast(run, room)):
+        with pytest.raises(Refused, match=found):
+            ask()
+    machine.plan_for(run, "initial", room)  # which torch draws
 
 
 def device_of(room: int) -> int:

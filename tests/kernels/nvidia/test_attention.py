@@ -125,3 +125,10 @@ def test_scores_gradients_that_overflow_raise_the_flag(share: float, sharpness: 
     v = rows(random, 60, 16, np.where(random.random(60) < share, 2.0**100, 1.0))
     d_out = random.standard_normal((60, 32)) * np.where(random.random((60, 1)) < 2 * share, 2.0**100, 1.0)
     check(shape, (q, k, v, bf16(d_out.astype(np.float32))), flag=1)
+
+
+def test_heads_too_wide_for_a_sum_are_refused() -> None:
+    """Of 1,024 channels a product of both slices may leave int32; 512 are too many for a block's shared memory."""
+    shape = AttentionShape(1, 1, 1024, 3, 3)
+    with pytest.raises(ValueError, match="1024 channels"):
+        run(shape, case(shape))

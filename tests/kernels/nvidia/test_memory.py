@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels.nvidia as backend
-from kernels.nvidia import attention_tiles, digest
+from kernels.nvidia import attention_tiles, digest, tiles
 from model import device_memory, memory
 from model.memory import KEEP_ALL, PROGRAM, MemoryPlan
 from model.spec import NumericsSpec, RunSpec
@@ -104,6 +104,7 @@ def test_the_budgets_are_the_backend_s() -> None:
     backward = importlib.import_module("kernels.nvidia.attention_backward")
     assert (device_memory.PAIRS_BUDGET, device_memory.PAD) == (backward.STORED, attention_tiles.PAD)
     assert device_memory.DIGESTS == 64 * digest.MAX_NODES
+    assert (device_memory.WIDEST, device_memory.WIDEST_HEAD) == (tiles.WIDEST, attention_tiles.WIDEST_HEAD)
 
 
 def test_a_backend_without_a_gpu_names_no_memory() -> None:
