@@ -8,7 +8,6 @@ on bits. bf16 tensors are int16 of the same bits.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,24 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 from kernels.interface import GRADIENT_BITS, INT8_MAX, INT16_MAX
 
-DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on a grid of programs, without fused multiply-adds; nothing where the grid is empty."""
+    """Run a kernel on a grid of programs, without fused multiply-adds; nothing where the grid is empty.
+
+    RuntimeError where Triton cannot compile it or the device lacks what it takes.
+    """
     if min(grid):
-        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+        try:
+            kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+        except TritonError as error:
+            name = getattr(kernel, "__name__", kernel)
+            raise RuntimeError(f"the kernel {name} does not run on this device: {error}") from error
         if kept := getattr(kernel, "used_global_vals", None):
             kept.clear()  # else every launch compares each constant of its module again, which takes longer than itself
 

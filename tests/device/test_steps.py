@@ -17,8 +17,10 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     text = (ENTRIES / "full.xeon.jsonl").read_text(encoding="utf-8")
     (tmp_path / "other").write_text(text.replace('"loss": "41416117"', '"loss": "41416118"'), encoding="utf-8")
     (tmp_path / "none").write_text("", encoding="utf-8")
+    (tmp_path / "cut").write_text(text[: text.index("\n") + 1], encoding="utf-8")
     assert steps.compare(ENTRIES / "full.h200.jsonl", tmp_path / "other") == 1
     assert steps.compare(ENTRIES / "full.h200.jsonl", tmp_path / "none") == 1
+    assert steps.compare(ENTRIES / "full.h200.jsonl", tmp_path / "cut") == 1
 
 
 @pytest.mark.slow
