@@ -21,6 +21,6 @@ class Greedy:
 
 
 def test_a_device_that_lacks_what_a_kernel_takes_is_a_runtime_error() -> None:
-    with pytest.raises(RuntimeError, match="greedy does not run on this device.*300000"):
+    with pytest.raises(RuntimeError, match=r"greedy does not run on this device.*300000"):
         numbers.launch(Greedy(), (1,))
     numbers.launch(Greedy(), (0,))  # nothing to do, so nothing runs
