@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow conformance worlds arm64 bench-cpu unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds arm64 bench-cpu unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: lint ## style, types and all tests but the slow ones (under 15 minutes)
 
 test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit (about 4 minutes)
 	$(BIN)/python -m pytest -m slow
+
+ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (under 4 minutes; Linux on x86-64)
+	$(BIN)/python -m tests.kernels.nvidia.ptx
 
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance

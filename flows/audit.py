@@ -25,7 +25,7 @@ def audit(
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
         step: The step to replay, from 0. Empty: the initial state.
-        backend: cpu is fast; reference is plain NumPy and slow. It changes no bit.
+        backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
         records: Folder for this machine's draws and certificates. Empty: runs/audits.
     """
     with tags(f"run:{short(published)}", "initial" if step is None else f"step:{step}"):

@@ -17,6 +17,8 @@ from storage.named import read_file
 from storage.provenance import PACKAGES, provenance
 from storage.store import open_store
 
+COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
+
 
 def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
     """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong."""
@@ -43,12 +45,18 @@ def release(store: str) -> list[dict[str, str]]:
     ]
 
 
-def memory(recipe: str, run: str) -> list[dict[str, Any]]:
+def memory(recipe: str, run: str, backend: str) -> list[dict[str, Any]]:
     """What each piece of a recipe's work, or of a run's, takes of memory, and by which plan this machine does it."""
+    if backend not in COUNTED:
+        raise UsageError(
+            f"memory is counted for the backends {' and '.join(COUNTED)}, not for {backend}",
+            next_step="leave --backend out",
+        )
     if (recipe == "") == (run == ""):
         raise UsageError("give either --recipe NAME or --run ADDRESS", next_step="verbatim doctor --help")
     spec = recipes.load(recipe).run if recipe else Ledger(open_store(run)).header.run_spec()
-    return [found.document() for found in forecast(spec)]
+    device = None if backend == COUNTED[0] else engine.load_backend(backend).device_memory()
+    return [found.document() for found in forecast(spec, device)]
 
 
 def machine(backend: str) -> dict[str, Any]:

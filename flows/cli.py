@@ -38,13 +38,17 @@ FolderOption = Annotated[
     str, typer.Option(help="Where the run lives. Default: runs/ and the recipe's name, in the project.")
 ]
 BackendOption = Annotated[
-    Literal["cpu", "reference"], typer.Option(help="cpu is fast, reference plain NumPy and slow; it changes no bit.")
+    Literal["cpu", "nvidia", "reference"],
+    typer.Option(
+        help="cpu is fast, nvidia faster where there is an NVIDIA GPU, reference plain NumPy and slow; it changes no"
+        " bit."
+    ),
 ]
 AnyBackendOption = Annotated[
     str,
     typer.Option(
-        help="cpu, reference (plain NumPy, slow), or generic: and a torch device, as in generic:mps. With checked:"
-        " before it, a backend asserts the contract's floors after every operation."
+        help="cpu, nvidia (an NVIDIA GPU), reference (plain NumPy, slow), or generic: and a torch device, as in"
+        " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
 ]
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
@@ -208,20 +212,17 @@ def doctor(
     """Check this installation and this machine.
 
     Packages, versions, and every conformance vector; or, before starting, what a unit, a step and training take of
-    memory on the cpu backend, and by which plan this machine would do them.
+    memory, the machine's with the cpu backend or a GPU's with nvidia, and by which plan this machine would do them.
 
     \b
     Examples: verbatim doctor
               verbatim doctor --recipe open_1b
+              verbatim doctor --backend nvidia --recipe open_1b
     """
     from flows import checks
 
     if recipe or run:
-        if backend != "cpu":
-            raise UsageError(
-                f"memory is counted for the cpu backend, not for {backend}", next_step="leave --backend out"
-            )
-        _show_memory(checks.memory(_recipe(recipe), _absolute(run)), as_json)
+        _show_memory(checks.memory(_recipe(recipe), _absolute(run), backend), as_json)
         return
     found = checks.machine(backend)
     if as_json:
@@ -242,6 +243,7 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
         worth = {purpose: size / 1e9 for purpose, size in found["by_purpose"].items() if size >= 5e6}
         sizes = ", ".join(f"{purpose} {size:,.2f}" for purpose, size in worth.items())
         files = f"; on disk {found['on_disk'] / 1e9:,.2f} GB" if found["on_disk"] else ""
+        files += f"; beside it {found['on_host'] / 1e9:,.2f} GB of the machine's memory" if found["on_host"] else ""
         _line(f"{found['what']}: {verdict}: {found['takes'] / 1e9:,.2f} GB of {found['available'] / 1e9:,.2f}{files}")
         _line(f"  {sizes}")
         if found["piece"] != "initial":

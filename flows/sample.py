@@ -28,7 +28,7 @@ def nightly_sample(
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
         count: How many steps to draw.
-        backend: cpu is fast; reference is plain NumPy and slow. It changes no bit.
+        backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
         records: Folder for this machine's draws and certificates. Empty: runs/audits.
         beacon: File with a public random value. Empty: one is drawn here, on our word alone.
     """

@@ -33,7 +33,7 @@ def backend(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"kernels.{name}")
     except ImportError as error:
-        raise ValueError(f"backend {name!r} does not run on this machine: {error}") from None
+        raise ValueError(f"backend {name!r} does not run on this machine: {error}") from error
 
 
 def vectors_digest() -> str:

@@ -78,8 +78,8 @@ def cases() -> Iterator[Case]:
     for part, reach, two_z in (("neither", 0.9, 0.0), ("target", 1.8, 0.0), ("softmax", 0.9, 1.0)):
         yield f"head limit {part}", _head_limit_case(F32(reach), F32(two_z))
     yield "optimizer largest sums", _largest_sums_case
-    for shape, dtype in (((1,), "f4"), ((5000,), "f4"), ((70, 300), "f4"), ((9, 9000), "i8"), ((256, 64), "i8")):
-        yield f"leaves {'.'.join(map(str, shape))} {dtype}", _leaves_case(shape, dtype)
+    for extent, dtype in (((1,), "f4"), ((5000,), "f4"), ((70, 300), "f4"), ((9, 9000), "i8"), ((256, 64), "i8")):
+        yield f"leaves {'.'.join(map(str, extent))} {dtype}", _leaves_case(extent, dtype)
     yield "initial weights", lambda b: [b.to_host(b.initial_weights(2**40 + 3, "case", (37, 5), F32(0.02)))]
 
 

@@ -49,8 +49,8 @@ def leaves(array: np.ndarray) -> bytes:
     """The leaf digests of `array`, 32 bytes each, in row order."""
     canonical_array = np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name])
     flat = memoryview(canonical_array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    size = leaf_rows(array.shape, array.itemsize) * (array.nbytes // max(1, array.shape[0] if array.ndim else 1))
-    run = SPAN_LEAVES * max(1, size)
+    size = _leaf_bytes(array)
+    run = SPAN_LEAVES * size
     spans = [flat[start : start + run] for start in range(0, len(flat), run)]
     if len(spans) < 2:
         return b"".join(_span_leaves(span, size) for span in spans)
@@ -62,8 +62,14 @@ def leaves_of(tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
     return {name: leaves(array) for name, array in tensors.items()}
 
 
+def _leaf_bytes(array: Any) -> int:
+    """The bytes of every leaf but the last, 1 at least."""
+    rows = array.shape[0] if array.ndim else 1
+    return max(1, leaf_rows(tuple(array.shape), array.itemsize) * (array.nbytes // max(1, rows)))
+
+
 def _span_leaves(span: memoryview, size: int) -> bytes:
-    starts = range(0, len(span), max(1, size))
+    starts = range(0, len(span), size)
     return b"".join(_hasher("leaf").update(span[start : start + size]).digest() for start in starts)
 
 
@@ -75,14 +81,30 @@ def _threads(process: int) -> ThreadPoolExecutor:
 
 def tensor_digest(name: str, array: Any, array_leaves: bytes | None = None) -> str:
     """The digest of a named tensor, NumPy's or torch's; pass its leaves where they are known, or made on a device."""
-    dtype = str(array.dtype).removeprefix("torch.")
-    head = canonical.dumps({"dtype": dtype, "name": name, "shape": list(array.shape)})
-    return digest(head + (leaves(array) if array_leaves is None else array_leaves), "tensor")
+    head = _head(str(array.dtype).removeprefix("torch."), name, tuple(array.shape))
+    return digest_of((head, leaves(array) if array_leaves is None else array_leaves), "tensor")
+
+
+@lru_cache(maxsize=8192)  # the same at every step, and longer to write than most tensors' leaves to hash
+def _head(dtype: str, name: str, shape: tuple[int, ...]) -> bytes:
+    return canonical.dumps({"dtype": dtype, "name": name, "shape": list(shape)})
 
 
 def tensor_digests(tensors: Mapping[str, Any], leaves_by_name: Mapping[str, bytes]) -> dict[str, str]:
     """The digest of each named tensor, from its leaves."""
     return {name: tensor_digest(name, tensor, leaves_by_name[name]) for name, tensor in tensors.items()}
+
+
+def is_zero(array: Any, array_leaves: bytes) -> bool:
+    """Whether every bit of a tensor with these leaves is 0, without a look at it."""
+    size = _leaf_bytes(array)
+    whole, rest = divmod(array.nbytes, size)
+    return array_leaves == _zero_leaf(size) * whole + (_zero_leaf(rest) if rest else b"")
+
+
+@lru_cache(maxsize=256)
+def _zero_leaf(size: int) -> bytes:
+    return bytes(_hasher("leaf").update(bytes(size)).digest())
 
 
 def root(tensors: Mapping[str, str], scalars: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ then returns is defined and finite, but the step it belongs to is void.
     NAME; describe() -> dict for segment records and certificates
     to_device(array) -> the backend's own, perhaps of the same memory; the backend's own stays what it is
     to_host(x) -> np.ndarray, perhaps of the same memory
+    device_memory() -> bytes that are free on a device of its own, for which model/device_memory.py counts; else None
     new_flag() -> flag
     new_sums(shape) -> i64[shape], zeros
     leaves_of(tensors f32 or i64, by name) -> the leaf digests of each, by name, as kernels.digest.leaves

@@ -16,6 +16,7 @@ from kernels.interface import Weight
 
 Tensors = dict[str, Any]
 Kind = Literal["state", "gradient"]
+Digested = tuple[dict[str, str], tuple[str, ...]]  # of each tensor by name; names of those that are zero
 LeavesOf = Callable[[Mapping[str, Any]], Mapping[str, bytes]]
 
 
@@ -49,8 +50,9 @@ class Group(Protocol):
     def squares(self, own: Tensors) -> Tensors:
         """One f32 a row, of every row of every parameter; a vector is one row."""
 
-    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> dict[str, str]:
-        """Digest of each whole tensor of a state or a gradient, of which each rank digests its rows."""
+    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> Digested:
+        """Digest of each whole tensor of a state or a gradient, of which each rank digests its rows; and the names of
+        those that are zero."""
 
     def whole(self, own: Tensors) -> Tensors:
         """Every gradient i64, whole, from own rows."""
@@ -94,13 +96,19 @@ class Alone:
         """The squares."""
         return own
 
-    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> dict[str, str]:
-        """The digest of each tensor."""
-        return digest.tensor_digests(own, leaves_of(own))
+    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> Digested:
+        """The digest of each tensor, and the names of those that are zero."""
+        return digested(own, leaves_of(own))
 
     def whole(self, own: Tensors) -> Tensors:
         """The gradients."""
         return own
+
+
+def digested(tensors: Mapping[str, Any], leaves: Mapping[str, bytes]) -> Digested:
+    """(digest of each whole tensor by name, the names of those that are zero), from their leaves."""
+    zero = tuple(name for name, tensor in tensors.items() if digest.is_zero(tensor, leaves[name]))
+    return digest.tensor_digests(tensors, leaves), zero
 
 
 ALONE: Group = Alone()

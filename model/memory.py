@@ -6,13 +6,14 @@
     mapped       the moments lie in files that the system reads and writes as they are needed
 
 No plan changes a bit: what is recomputed goes through the same functions. The byte counts are of the `cpu` backend:
-upper bounds of its arrays and working space, and a measured constant for the program itself.
+upper bounds of its arrays and working space, and a measured constant for the program itself. device_memory.py counts
+for a GPU.
 """
 
 import ctypes
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -63,6 +64,7 @@ class MemoryPlan:
         )
 
 
+Count = Callable[[RunSpec, MemoryPlan, Piece], Needs]  # needs() here, or of device_memory.py
 KEEP_ALL = MemoryPlan()
 
 
@@ -70,17 +72,6 @@ def give_back() -> None:
     """Let the C library return what was freed: of arrays below 32 MB it otherwise keeps all that it ever held."""
     if _trim is not None:
         _trim(0)
-
-
-def choose(spec: RunSpec, piece: Piece, available: int) -> MemoryPlan | None:
-    """The fastest plan with which the piece fits into `available` bytes; None where none does."""
-    fitting = (plan for plan in plans(spec.model) if total(needs(spec, plan, piece)) <= available)
-    return min(fitting, key=MemoryPlan.slowdown, default=None)
-
-
-def leanest(spec: RunSpec, piece: Piece) -> MemoryPlan:
-    """The plan that takes the least memory."""
-    return min(plans(spec.model), key=lambda plan: total(needs(spec, plan, piece)))
 
 
 def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
@@ -93,12 +84,12 @@ def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
     """Purpose → bytes of memory at the piece's peak. Their total() must be there; mapped moments are not in it."""
-    count = _sizes(spec.model).parameters
+    count = sizes(spec.model).parameters
     always = {"weights": 4 * count, "program": PROGRAM}
     if piece in ("step", "training") and not plan.map_moments:
         always["moments"] = 8 * count
     if piece != "initial":
-        always["codes"] = _sizes(spec.model).codes if plan.hold_codes else 0
+        always["codes"] = sizes(spec.model).codes if plan.hold_codes else 0
         peak: Needs = max(_stages(spec, plan, piece), key=total)
         always |= peak
     return {purpose: always[purpose] for purpose in PURPOSES if always.get(purpose)}
@@ -109,9 +100,21 @@ def total(needs: Needs) -> int:
     return sum(needs.values())
 
 
+def choose(spec: RunSpec, piece: Piece, available: int, count: Count = needs) -> MemoryPlan | None:
+    """The fastest plan with which the piece fits into `available` bytes by a count, needs() or a device's; None where
+    none does."""
+    fitting = (plan for plan in plans(spec.model) if total(count(spec, plan, piece)) <= available)
+    return min(fitting, key=MemoryPlan.slowdown, default=None)
+
+
+def leanest(spec: RunSpec, piece: Piece, count: Count = needs) -> MemoryPlan:
+    """The plan that takes the least memory by a count."""
+    return min(plans(spec.model), key=lambda plan: total(count(spec, plan, piece)))
+
+
 def on_disk(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> int:
     """Bytes of the files that the moments are mapped from."""
-    return 8 * _sizes(spec.model).parameters * (plan.map_moments and piece in ("step", "training"))
+    return 8 * sizes(spec.model).parameters * (plan.map_moments and piece in ("step", "training"))
 
 
 def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
@@ -127,9 +130,9 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
         streams = -(-m.layers // every)
         kept, last, first = (count * stream for count in (streams, streams + every - 2, every - 1))
     else:
-        kept = last = m.layers * sum(_trace(spec, tokens))
+        kept = last = m.layers * sum(layer_trace(spec, tokens))
         first = kept // m.layers
-    table, whole = 8 * m.vocab * m.d_model, 8 * _sizes(m).parameters
+    table, whole = 8 * m.vocab * m.d_model, 8 * sizes(m).parameters
     layer, buffers = _layer(spec, plan, tokens), _buffers(m, most_slices(spec), tokens)
     first_unit = windows == spec.numerics.unit_windows
     rest = (whole - 2 * table) // m.layers
@@ -143,10 +146,10 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
     yield stage(whole - table, first if plan.lean else kept, layer)
     yield stage(whole, 0 if plan.lean else kept, 4 * stream + buffers)
     if piece == "training":
-        yield stage(whole, 0, 5 * _sizes(m).largest)  # its squares, and which of its gradients are zero
+        yield stage(whole, 0, 5 * sizes(m).largest)  # its squares, and which of its gradients are zero
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """Sums over a model's parameters: how many, bytes of the codes of those that are quantised, the largest tensor."""
 
     parameters: int
@@ -155,13 +158,14 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache
-def _sizes(model: ModelSpec) -> _Sizes:
+def sizes(model: ModelSpec) -> Sizes:
+    """The sums of a model."""
     shapes = model.shapes()
     codes = sum(s[0] * s[1] + 4 * s[0] for name, s in shapes.items() if len(s) == 2 and name != "embed")
-    return _Sizes(model.parameter_count(), codes, max(math.prod(shape) for shape in shapes.values()))
+    return Sizes(model.parameter_count(), codes, max(math.prod(shape) for shape in shapes.values()))
 
 
-def _trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
+def layer_trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
     """Bytes of one layer's traces: attention's and the feed-forward's."""
     m = spec.model
     queries, keys = m.heads * m.head_dim, m.kv_heads * m.head_dim
@@ -172,7 +176,7 @@ def _trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
 
 def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
     """The peak of one layer's backward, beyond what is kept; its own traces are in it where they are made again."""
-    m, (attention, feed_forward) = spec.model, _trace(spec, tokens)
+    m, (attention, feed_forward) = spec.model, layer_trace(spec, tokens)
     queries, keys, d, f = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ffn
     inner = tokens * 2 * f + 4 * THREADS * f  # dH; the gradient of gate and up takes their place row by row
     outer = tokens * (6 * queries + 6 * keys + 4 * queries + 12 * m.heads)  # dO, its codes, dQ, dK, dV in float32

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from kernels import digest
 from kernels.interface import Weight
-from model.group import Kind, LeavesOf, Tensors
+from model.group import Digested, Kind, LeavesOf, Tensors, digested
 from model.rows import ownership
 from model.spec import ModelSpec
 from model.state import State
@@ -151,7 +151,7 @@ class Ranks:
         found = self._gather("squares", host, shapes, lambda name, rows: 4 * (rows if len(shapes[name]) > 1 else 1))
         return {name: data.view(np.float32) for name, data in found.items()}
 
-    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> dict[str, str]:
+    def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> Digested:
         """Each rank digests the leaves that it owns; they are told, and make the digest of each whole tensor."""
         dtype = np.dtype(np.int64 if kind == "gradient" else np.float32)
         whole = {prefix + name: shape for prefix in PREFIXES[kind] for name, shape in self.rows.shapes.items()}
@@ -162,10 +162,8 @@ class Ranks:
             "digests", leaves, whole, lambda name, rows: 32 * -(-rows // digest.leaf_rows(whole[name], dtype.itemsize))
         )
         zero = np.zeros((), dtype)
-        return {
-            name: digest.tensor_digest(name, np.broadcast_to(zero, shape), found[name].tobytes())
-            for name, shape in whole.items()
-        }
+        tensors = {name: np.broadcast_to(zero, shape) for name, shape in whole.items()}
+        return digested(tensors, {name: found[name].tobytes() for name in whole})
 
     def whole(self, own: Tensors) -> Tensors:
         """Every gradient i64, whole, on the host of every rank."""

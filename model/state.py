@@ -38,8 +38,7 @@ class State:
 
     def placed(self, place: Callable[[Any], Any]) -> "State":
         """The same state with every tensor where `place` puts it: a backend's to_device, or its to_host."""
-        groups = ({name: place(x) for name, x in group.items()} for group in (self.weights, self.m, self.v))
-        weights, m, v = groups
+        weights, m, v = ({name: place(x) for name, x in group.items()} for group in (self.weights, self.m, self.v))
         return replace(self, weights=weights, m=m, v=v)
 
     def scalars(self) -> dict[str, Any]:

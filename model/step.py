@@ -76,11 +76,10 @@ def step(
     report = diagnostics.measure(backend, state, sums, mean, codes, group) if diagnose and finite else None
     gradient = dict(sorted(sums.items())) if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    digests = group.digests(gradient, backend.leaves_of, "gradient") if finite else {}
+    digests, zero = group.digests(gradient, backend.leaves_of, "gradient") if finite else ({}, ())
     if take is not None and finite:
         take({name: backend.to_host(s) for name, s in group.whole(gradient).items()})
-    tensors = group.digests(state.tensors(), backend.leaves_of, "state")
-    zero = group.counts({name: int(s.any()) for name, s in gradient.items()}) if finite else {}
+    tensors, _ = group.digests(state.tensors(), backend.leaves_of, "state")
     return StepRecord(
         step=plan.step,
         tokens=plan.tokens_after,
@@ -97,7 +96,7 @@ def step(
         halt=halt,
         tensors=tensors,
         gradients=digests,
-        zero_gradients=tuple(name for name, parts in zero.items() if not parts),
+        zero_gradients=zero,
         diagnostics=report,
     )
 
@@ -152,7 +151,8 @@ def evaluate(
 
 def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32, group: Group = ALONE) -> np.float32:
     """Global norm of the mean gradient in two levels: squares by row, then over all rows, each an integer sum."""
-    squares = group.squares({name: backend.square_rows(s, mean) for name, s in sums.items()})
+    own = {name: backend.square_rows(s, mean) for name, s in sums.items()}  # all before the first is waited for
+    squares = group.squares(own)
     rows = np.concatenate([backend.to_host(squares[name]) for name in sorted(squares)])
     total = backend.fixed_sum(backend.to_device(rows[None, :]), backend.new_flag())
     return np.sqrt(backend.to_host(total)[0])

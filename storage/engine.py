@@ -13,12 +13,28 @@ __all__ = ["State", "StepRecord", "check_arithmetic", "clip_factor", "evaluate",
            "self_test", "step"]  # fmt: skip
 
 
+# The module that is missing, None for a device → likely cause, next command.
+ABSENT = {
+    "triton": (
+        "Triton is not installed: PyTorch's builds for CUDA bring it, those for processors alone do not",
+        ".venv/bin/python -m pip install -c constraints.txt triton",
+    ),
+    None: (
+        "there is no NVIDIA GPU, its driver is not installed, or PyTorch was built for processors alone",
+        "nvidia-smi shows the GPUs that the driver sees; without one use --backend cpu, which gives the same bits",
+    ),
+}
+
+
 def load_backend(name: str) -> ModuleType:
-    """The backend of that name; UsageError for another."""
+    """The backend of that name; UsageError for another, or where this machine lacks what it needs."""
     try:
         return kernels.backend(name)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        reason, absent = error.__cause__, ("", "")
+        if isinstance(reason, ImportError):
+            absent = ABSENT.get(reason.name, ("a package that the backend needs is not installed", "make install"))
+        raise UsageError(str(error), cause=absent[0], next_step=absent[1]) from None
 
 
 def self_test(name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from model import memory
+from model import device_memory, memory
 from model.memory import MemoryPlan, Piece
 from model.spec import RunSpec
 from model.state import zeros
@@ -28,6 +28,7 @@ LABELS: dict[Piece, str] = {
     "initial": "drawing the initial weights",
 }
 SHARE = 15, 16  # of the machine's memory; the rest is the system's
+DEVICE_SHARE = 7, 8  # of a GPU's free memory; the rest are the gaps between blocks that PyTorch's allocator keeps
 ALIGNED = 64  # bytes
 IN_MEMORY = ("tmpfs", "ramfs")
 Allocate = Callable[[tuple[int, ...]], np.ndarray]  # shape → float32 zeros
@@ -58,20 +59,47 @@ def available() -> int:
     return machine_memory() * SHARE[0] // SHARE[1]
 
 
-def plan_for(spec: RunSpec, piece: Piece, processes: int = 1) -> MemoryPlan:
-    """The fastest plan with which the piece fits into one process's share of this machine; Refused where not even the
-    leanest does."""
-    room = available() // processes
-    plan = memory.choose(spec, piece, room)
-    if plan is None:
-        least = memory.total(memory.needs(spec, memory.leanest(spec, piece), piece))
+def plan_for(spec: RunSpec, piece: Piece, device: int | None = None, processes: int = 1) -> MemoryPlan:
+    """The fastest plan with which the piece fits into this machine; Refused where not even the leanest does, or where
+    the device's kernels do not take the model's sizes.
+
+    device: bytes that are free on the backend's own device, as its device_memory() says; None where it has none.
+    processes: how many share this machine's memory.
+    """
+    if device is not None and piece != "initial":
+        _check_widths(spec)
+    found = _forecast(spec, piece, device, processes)
+    if not found.fits:
+        raise _refused(spec, found, device is not None)
+    return found.plan
+
+
+def _check_widths(spec: RunSpec) -> None:
+    """Refused where the GPU's kernels do not take the model's sizes."""
+    if found := device_memory.too_wide(spec.model):
         raise Refused(
-            f"{spec.name}: {LABELS[piece]} takes {least / GB:,.1f} GB by the leanest plan, this machine offers "
-            f"{room / GB:,.1f} GB",
-            cause="the model is too large for this machine, or a control group allows it less than there is",
-            next_step="verbatim doctor --recipe (or --run) says what every piece takes; use a machine with more memory",
+            f"{spec.name}: {found} by the backend nvidia",
+            cause="its kernels hold a whole row at a time, and a head's tiles",
+            next_step="use --backend cpu, which gives the same bits",
         )
-    return plan
+
+
+def _refused(spec: RunSpec, found: "Forecast", on_device: bool) -> Refused:
+    """Which memory is too small, with both numbers."""
+    takes, room, where = memory.total(found.needs), found.available, "this machine"
+    what, cause = "by the leanest plan", "a control group allows it less than there is"
+    if on_device and takes > room:
+        what, where = "of a GPU's memory by the leanest plan", "this GPU"
+        cause = "other programs hold some of its memory"
+    elif on_device:
+        takes, room, what = found.on_host, available(), "of memory beside the GPU's"
+    backend = "--backend nvidia " if on_device else ""
+    return Refused(
+        f"{spec.name}: {LABELS[found.piece]} takes {takes / GB:,.1f} GB {what}, {where} offers {room / GB:,.1f} GB",
+        cause=f"the model is too large for {where}, or {cause}",
+        next_step=f"verbatim doctor {backend}--recipe (or --run) says what every piece takes; use a machine with more "
+        "memory",
+    )
 
 
 @dataclass(frozen=True)
@@ -84,6 +112,7 @@ class Forecast:
     needs: memory.Needs
     on_disk: int  # bytes
     available: int  # bytes
+    on_host: int  # bytes of the machine's own memory, where the work is a device's
 
     def document(self) -> dict[str, Any]:
         """For JSON: bytes by purpose, and what there is."""
@@ -91,21 +120,33 @@ class Forecast:
             "takes": memory.total(self.needs),
             "available": self.available,
             "on_disk": self.on_disk,
+            "on_host": self.on_host,
             "by_purpose": self.needs,
         }
         named = {"piece": self.piece, "what": LABELS[self.piece], "plan": str(self.plan)}
         return named | {"fits": self.fits} | numbers
 
 
-def forecast(spec: RunSpec) -> list[Forecast]:
-    """What each piece of work on this run takes, and by which plan this machine would do it; allocates nothing."""
-    room, found = available(), []
-    for piece in memory.PIECES:
-        chosen = memory.choose(spec, piece, room)
-        plan = chosen or memory.leanest(spec, piece)
-        needs, files = memory.needs(spec, plan, piece), memory.on_disk(spec, plan, piece)
-        found.append(Forecast(piece, chosen is not None, plan, needs, files, room))
-    return found
+def forecast(spec: RunSpec, device: int | None = None) -> list[Forecast]:
+    """What each piece of work on this run takes, and by which plan this machine would do it; allocates nothing.
+
+    device: as for plan_for(). Refused where the device's kernels do not take the model's sizes.
+    """
+    if device is not None:
+        _check_widths(spec)
+    return [_forecast(spec, piece, device) for piece in memory.PIECES]
+
+
+def _forecast(spec: RunSpec, piece: Piece, device: int | None, processes: int = 1) -> Forecast:
+    room, on_host = available() // processes, 0
+    count: memory.Count = memory.needs
+    if device is not None:
+        room, on_host = device * DEVICE_SHARE[0] // DEVICE_SHARE[1], device_memory.on_host(spec, piece)
+        count = device_memory.needs
+    chosen = memory.choose(spec, piece, room, count)
+    plan = chosen or memory.leanest(spec, piece, count)
+    fits = chosen is not None and on_host <= available()
+    return Forecast(piece, fits, plan, count(spec, plan, piece), memory.on_disk(spec, plan, piece), room, on_host)
 
 
 def moments(spec: RunSpec, plan: MemoryPlan, store: Store) -> Allocate:

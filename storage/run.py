@@ -55,7 +55,7 @@ def create_run(
         run = open_run(store, stream)
         _check_same_run(run, spec, trainer)
     else:
-        plan_for(spec, "training")
+        plan_for(spec, "training", backend.device_memory())
         header = Header(
             spec=spec.canonical(),
             mix_root=stream.manifest.root,

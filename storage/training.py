@@ -84,7 +84,8 @@ def train_segment(
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
     engine.check_arithmetic(run.spec)
-    memory, backend = plan_for(run.spec, "training", team.group.size), engine.load_backend(backend_name)
+    backend = engine.load_backend(backend_name)
+    memory = plan_for(run.spec, "training", backend.device_memory(), team.group.size)
     began, state = time.monotonic(), resume(run, backend, memory)
     first, made_by = state.step, provenance(backend_name)
     record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, made_by, team.group.size)

@@ -30,9 +30,9 @@ from tasks.references import KEYS, Segment, Trained, key_name
 def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
     """Write the ledger's header, or check that the run that is there is this one. Returns the run id.
 
-    Raises Refused where mix, recipe and run do not belong together.
+    Raises Refused where mix, recipe and run do not belong together, UsageError where the backend does not run here.
     """
-    path, asked = recipes.find(recipe), recipes.load(recipe)
+    path, asked, arithmetic = recipes.find(recipe), recipes.load(recipe), load_backend(backend)
     try:
         stream = Stream.open(open_store(mix))
     except MissingObject:
@@ -48,7 +48,7 @@ def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
         stream,
         asked.run,
         load_or_create_key(KEYS, "trainer").public,
-        load_backend(backend),
+        arithmetic,
         path.read_bytes(),
     )
     return begun.ledger.run_id

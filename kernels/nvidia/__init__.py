@@ -1,7 +1,7 @@
 """The NVIDIA backend: every operation of a step as Triton kernels, exact by the contract.
 
 Arrays are torch tensors on the current CUDA device; bf16 is int16 of the same bits. Same functions and same bytes as
-kernels/reference, which defines them. Nothing waits for the device except `to_host` and `leaves`.
+kernels/reference, which defines them. Nothing waits for the device except `to_host` and `leaves_of`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from kernels.nvidia import digest
 from kernels.nvidia.attention import attention
 from kernels.nvidia.attention_backward import attention_backward
 from kernels.nvidia.head import head, head_backward
-from kernels.nvidia.layers import (
-    embed,
-    embed_backward,
-    norm_backward,
-    norm_bf16,
-    norm_rows,
-)
+from kernels.nvidia.layers import embed, embed_backward, norm_backward, norm_bf16, norm_rows
 from kernels.nvidia.linear import linear_backward, project, project_add
 from kernels.nvidia.numbers import DEVICE, zeros
 from kernels.nvidia.optimizer import adamw, fixed_sum, square_rows
@@ -33,7 +27,7 @@ from kernels.nvidia.rotate import rotate_backward, rotate_rows
 from kernels.nvidia.swiglu import swiglu_backward, swiglu_rows
 
 if DEVICE.type == "cuda" and not torch.cuda.is_available():
-    raise ImportError(f"torch {torch.__version__} finds no CUDA device")
+    raise ImportError(f"PyTorch {torch.__version__} finds no CUDA device")
 
 NAME = "nvidia"
 __all__ = [
@@ -42,6 +36,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "describe",
+    "device_memory",
     "embed",
     "embed_backward",
     "fixed_sum",
@@ -103,6 +98,14 @@ def leaves_of(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, bytes]:
 def initial_weights(seed: int, name: str, shape: tuple[int, ...], std: np.float32) -> Tensor:
     """f32[shape] of (seed, parameter name): torch's integers and float32 + − × alone."""
     return initial.initial_weights(DEVICE, seed, name, shape, std)
+
+
+def device_memory() -> int | None:
+    """Bytes that are free on the device, or that PyTorch's allocator of this process holds and has given to nobody."""
+    if DEVICE.type != "cuda":
+        return None
+    held: int = torch.cuda.memory_reserved(DEVICE) - torch.cuda.memory_allocated(DEVICE)
+    return torch.cuda.mem_get_info(DEVICE)[0] + held
 
 
 def describe() -> dict[str, Any]:

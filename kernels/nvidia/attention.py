@@ -13,9 +13,9 @@ import triton.language as tl
 
 from kernels.interface import Attended, AttentionShape, Rows
 from kernels.nvidia.attention_tiles import (
+    COUNT_UNIT,
     Laid,
     common,
-    exp2_down,
     in_sight,
     keys_in_reach,
     rows_of,
@@ -25,10 +25,11 @@ from kernels.nvidia.attention_tiles import (
     turned_of,
     two_slices,
 )
+from kernels.nvidia.elementary import exp2_down
 from kernels.nvidia.numbers import UNIT_2, bf16, bits, bits_of, empty, inverse_of, launch
 
 QUERIES, KEYS, WARPS, STAGES = 64, 64, 4, 3
-COUNT = tl.constexpr(1.5 * 2.0**5)  # p + it counts in units of 2⁻¹⁸
+COUNT = tl.constexpr(1.5 * 2.0**5)  # p + it counts in units of COUNT_UNIT
 COUNT_BITS = tl.constexpr(bits_of(1.5 * 2.0**5))
 
 
@@ -100,7 +101,7 @@ def _attend(
     for b in range(inner, outer):
         total, hi, lo = _weigh(x, v_turned, v_scale, b, m, inverse, total, hi, lo, K, E, EP, BJ, False)
 
-    factor = tl.div_rn(top * UNIT_2, total.to(tl.float32) * (2.0**-18))
+    factor = tl.div_rn(top * UNIT_2, total.to(tl.float32) * COUNT_UNIT)
     to = out + at[:, None] * E + e[None, :]
     tl.store(to, bf16(two_slices(hi, lo) * factor[:, None]), mask=(i < S)[:, None] & (e < E)[None, :])
     tl.store(peak + at, m, mask=i < S)

@@ -1,18 +1,16 @@
 """The gradients of exact attention. Definition: kernels/reference/attention.py.
 
-Four sweeps over the same band, each with its scores and probabilities anew, since storing them costs more:
+Four sweeps over the same band. The first stores dS and P·s_dO, 8 bytes a pair, which the others only read:
 
-    maxima   a block of keys against all queries that see it: row maxima of dS·s_k, column maxima of dS·s_q and P·s_dO
+    pairs    a block of keys against all queries that see it: row maxima of dS·s_k, column maxima of dS·s_q and P·s_dO
     dQ       a block of queries against the keys that it sees
-    dK, dV   a block of keys, as rows, against the queries of all heads of the group that see it: codes by column are
-             then codes of rows, and lie in registers as the product's left operand
+    dK, dV   a block of keys, as rows, against the queries of all heads of the group that see it
 
 Rows or columns whose maximum is not finite raise the flag; whatever their codes are, their results are 0.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +19,9 @@ from torch import Tensor
 from kernels.interface import Attended, AttentionShape, Rows
 from kernels.nvidia.attention_gradients import key_gradients, query_gradients, value_gradients
 from kernels.nvidia.attention_tiles import (
+    COUNT_UNIT,
+    TILE,
+    TILE_SIZE,
     Laid,
     common,
     in_sight,
@@ -31,6 +32,8 @@ from kernels.nvidia.attention_tiles import (
     rows_of,
     score_gradient,
     split_block,
+    stored_tiles,
+    tile_number,
     weights,
 )
 from kernels.nvidia.numbers import (
@@ -42,6 +45,7 @@ from kernels.nvidia.numbers import (
     fixed_sum_rows,
     high_of,
     inverse_of,
+    inverse_root,
     launch,
     low_of,
     magnitude,
@@ -49,10 +53,11 @@ from kernels.nvidia.numbers import (
     zeros,
 )
 
-MAXIMA = {"BI": 64, "BJ": 64, "num_warps": 4, "num_stages": 2}
-OF_QUERIES = {"BI": 64, "BJ": 32, "num_warps": 4, "num_stages": 3}
-OF_KEYS = {"BI": 32, "BJ": 64, "num_warps": 4, "num_stages": 2}
-OF_VALUES = {"BI": 32, "BJ": 64, "num_warps": 4, "num_stages": 2}
+PAIRS = {"num_warps": 4, "num_stages": 3}
+OF_QUERIES = {"num_warps": 4, "num_stages": 4}
+OF_KEYS = {"num_warps": 4, "num_stages": 4}
+OF_VALUES = {"num_warps": 4, "num_stages": 3}
+STORED = 6 * 2**30  # bytes of tiles at a time, beyond which heads follow one another; at least one group of heads
 PREPARED = 32  # tokens of a block of the preparation
 
 
@@ -78,7 +83,7 @@ def _prepare(
     turned = (place * E + e)[:, None] * P + t[None, :]
     tl.store(hi_turned + turned, tl.trans(hi), mask=(e < E)[:, None])
     tl.store(lo_turned + turned, tl.trans(lo), mask=(e < E)[:, None])
-    counted = tl.load(total + row, mask=inside, other=1).to(tl.float32) * (2.0**-18)
+    counted = tl.load(total + row, mask=inside, other=1).to(tl.float32) * COUNT_UNIT
     tl.store(numbers + to, tl.load(q_scale + row, mask=inside, other=0.0))
     tl.store(numbers + SIZE + to, tl.load(peak + row, mask=inside, other=0.0))
     tl.store(numbers + 2 * SIZE + to, tl.where(inside, tl.div_rn(1.0, counted), 0.0))
@@ -87,50 +92,58 @@ def _prepare(
 
 
 @triton.jit
-def _maxima(
-    q, k, k_scale, v, v_scale, d_hi, d_lo, numbers, row_top, s_top, p_top, S, P, W, SIZE,
-    H: tl.constexpr, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+def _pairs(
+    q, k, k_scale, v, v_scale, d_hi, d_lo, numbers, row_top, s_top, p_top, ds_tiles, p_tiles, S, P, W, SIZE, SLOTS,
+    TILES, FIRST, H: tl.constexpr, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
 ):  # fmt: skip
-    """Bits of the largest |dS·s_k| of each query, |dS·s_q| and P·s_dO of each key, i32 [N, ·, P], from zeros: BJ keys
-    against one head's queries."""
-    window, head = tl.program_id(0) // H, tl.program_id(0) % H
-    kv, place = window * K + head // (H // K), tl.program_id(0)
-    start, e = tl.program_id(1) * BJ, tl.arange(0, EP)
-    j = start + tl.arange(0, BJ)
+    """A block of keys against one head's queries: tiles [keys, queries] of dS and P·s_dO; bits of the largest |dS·s_k|
+    of each query, |dS·s_q| and P·s_dO of each key, i32 [N, ·, P], from zeros."""
+    part, block, place = tl.program_id(0), tl.program_id(1), FIRST + tl.program_id(0)
+    window, head = place // H, place % H
+    kv = place // (H // K)
+    lane, e = tl.arange(0, TILE), tl.arange(0, EP)
+    j = block * TILE + lane
     at = (window * S + tl.minimum(j, S - 1)) * K + head // (H // K)
     k_tile, v_tile = tl.trans(rows_of(k, at, e, E, EP)), tl.trans(rows_of(v, at, e, E, EP))
     s_k, s_v = tl.load(k_scale + kv * P + j)[None, :], tl.load(v_scale + kv * P + j)[None, :]
-    x = (q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers + place * P, row_top + place * P, window * S * H + head)
-    y = (place * P, e, j, S, W, SIZE)
-    first, inner, outer, last = queries_in_reach(start, S, W, BI, BJ)
-    of_s, of_p = tl.zeros((BI, BJ), tl.float32), tl.zeros((BI, BJ), tl.float32)
+    q += (window * S * H + head) * E
+    d_hi, d_lo = d_hi + place * P * E, d_lo + place * P * E
+    x = (q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers + place * P, row_top + place * P)
+    y = (lane, e, j, S, W, SIZE, ds_tiles, p_tiles, part, block, SLOTS, TILES)
+    first, inner, outer, last = queries_in_reach(block * TILE, S, W, TILE, TILE)
+    of_s, of_p = tl.zeros((TILE, TILE), tl.float32), tl.zeros((TILE, TILE), tl.float32)
     for index in range(inner - first + tl.maximum(last - outer, 0)):
-        of_s, of_p = _meet(x, y, split_block(index, first, inner, outer), of_s, of_p, H, E, EP, BI, True)
+        of_s, of_p = _meet(x, y, split_block(index, first, inner, outer), of_s, of_p, H, E, EP, True)
     for b in range(inner, outer):
-        of_s, of_p = _meet(x, y, b, of_s, of_p, H, E, EP, BI, False)
+        of_s, of_p = _meet(x, y, b, of_s, of_p, H, E, EP, False)
     tl.atomic_max(s_top + kv * P + j, tl.max(magnitude(of_s), 0), sem="relaxed")
     tl.atomic_max(p_top + kv * P + j, tl.max(magnitude(of_p), 0), sem="relaxed")
 
 
 @triton.jit
-def _meet(x, y, b, of_s, of_p, H: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BI: tl.constexpr, M: tl.constexpr):
-    """Block b of the queries: stores its row maxima; returns the tiles of running maxima."""
-    q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers, row_top, row = x
-    base, e, j, S, W, SIZE = y
-    i = b * BI + tl.arange(0, BI)
-    s_q, peak, inverse, s_d, delta = numbers_of(numbers, i, SIZE)
-    q_tile = rows_of(q, row + tl.minimum(i, S - 1) * H, e, E, EP)
-    hi_tile, lo_tile = rows_of(d_hi, base + i, e, E, EP), rows_of(d_lo, base + i, e, E, EP)
+def _meet(x, y, b, of_s, of_p, H: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, MASKED: tl.constexpr):
+    """Block b of the queries: stores its tiles and row maxima; returns the tiles of running maxima."""
+    q, k_tile, v_tile, s_k, s_v, d_hi, d_lo, numbers, row_top = x
+    lane, e, j, S, W, SIZE, ds_tiles, p_tiles, part, block, SLOTS, TILES = y
+    start = b * TILE  # scalar offsets first: what is left of a tile's addresses is the same in every turn
+    own = tl.minimum(lane, S - 1 - start) if MASKED else lane
+    q_tile = rows_of(q + start * (H * E), own * H, e, E, EP)
+    hi_tile, lo_tile = rows_of(d_hi + start * E, lane, e, E, EP), rows_of(d_lo + start * E, lane, e, E, EP)
+    s_q, peak, inverse, s_d, delta = numbers_of(numbers + start, lane, SIZE)
     product = tl.dot(q_tile, k_tile, out_dtype=tl.int32)
     hi, lo = tl.dot(hi_tile, v_tile, out_dtype=tl.int32), tl.dot(lo_tile, v_tile, out_dtype=tl.int32)
     p = weights(product, s_q[:, None], s_k, peak[:, None], inverse[:, None])
     ds = score_gradient(p, hi, lo, s_d[:, None], s_v, delta[:, None])
-    if M:
-        seen = in_sight(i, j, W)
+    p *= s_d[:, None]
+    if MASKED:
+        seen = in_sight(start + lane, j, W)
         p, ds = tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
-    tl.atomic_max(row_top + i, tl.max(magnitude(ds * s_k), 1), sem="relaxed")
+    to, within = tile_number(part, b, block, SLOTS, TILES) * TILE_SIZE, lane[None, :] * TILE + lane[:, None]
+    tl.store(p_tiles + to + within, p)
+    tl.store(ds_tiles + to + within, ds)
+    tl.atomic_max(row_top + start + lane, tl.max(magnitude(ds * s_k), 1), sem="relaxed")
     of_s = tl.maximum(of_s, tl.abs(ds * s_q[:, None]), propagate_nan=tl.PropagateNan.ALL)
-    return of_s, tl.maximum(of_p, p * s_d[:, None])  # P·s_dO is finite, and not below 0
+    return of_s, tl.maximum(of_p, p)  # P·s_dO is finite, and not below 0
 
 
 def attention_backward(
@@ -152,27 +165,21 @@ def attention_backward(
     row_top, s_top, p_top = zeros((size,), torch.int32), *zeros((2, by_key * length), torch.int32)
     dq, dk = empty((tokens * heads, width), torch.float32), empty((tokens * kv_heads, width), torch.float32)
     dv = empty((tokens, kv_heads * width), torch.int16)
-    of_keys, gradients = (keys.hi, keys.scale, values.hi, values.scale), (d_hi, d_lo, numbers)
-    sizes["SIZE"] = size
-    launch(
-        _maxima, (by_query, triton.cdiv(sequence, MAXIMA["BJ"])), queries.hi, *of_keys, *gradients, row_top, s_top,
-        p_top, **sizes, **MAXIMA,
-    )  # fmt: skip
-    launch(
-        query_gradients, (by_query, triton.cdiv(sequence, OF_QUERIES["BI"])), queries.hi, keys.hi, keys.turned,
-        *of_keys[1:], *gradients, row_top, dq, flag, ROOT=_inverse_root(width), **sizes, **OF_QUERIES,
-    )  # fmt: skip
-    launch(
-        key_gradients, (by_key, triton.cdiv(sequence, OF_KEYS["BJ"])), queries.hi, queries.turned, *of_keys,
-        *gradients, s_top, dk, flag, **sizes, **OF_KEYS,
-    )  # fmt: skip
-    launch(
-        value_gradients, (by_key, triton.cdiv(sequence, OF_VALUES["BJ"])), queries.hi, keys.hi, keys.scale, hi_turned,
-        lo_turned, numbers, p_top, dv, **sizes, **OF_VALUES,
-    )  # fmt: skip
+    window, blocks, slots, tiles = sizes.pop("W"), triton.cdiv(sequence, TILE.value), *stored_tiles(shape)
+    step = max(1, STORED // (8 * TILE_SIZE.value * tiles * (heads // kv_heads))) * (heads // kv_heads)
+    of_ds, of_p = (empty((min(step, by_query) * tiles, TILE.value, TILE.value), torch.float32) for _ in range(2))
+    for first in range(0, by_query, step):
+        count = min(step, by_query - first)
+        place = {"SLOTS": slots, "TILES": tiles, "FIRST": first, **sizes}
+        launch(
+            _pairs, (count, blocks), queries.hi, keys.hi, keys.scale, values.hi, values.scale, d_hi, d_lo, numbers,
+            row_top, s_top, p_top, of_ds, of_p, W=window, SIZE=size, **place, **PAIRS,
+        )  # fmt: skip
+        launch(
+            query_gradients, (count, blocks), of_ds, keys.turned, keys.scale, row_top, dq, flag,
+            ROOT=inverse_root(width), **place, **OF_QUERIES,
+        )  # fmt: skip
+        by_group = (count // (heads // kv_heads), blocks)
+        launch(key_gradients, by_group, of_ds, queries.turned, queries.scale, s_top, dk, flag, **place, **OF_KEYS)
+        launch(value_gradients, by_group, of_p, hi_turned, lo_turned, p_top, dv, **place, **OF_VALUES)
     return dq, dk, dv
-
-
-def _inverse_root(width: int) -> float:
-    """1 ÷ √E, each rounded to float32."""
-    return float(np.float32(1) / np.sqrt(np.float32(width)))

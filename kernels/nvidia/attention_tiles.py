@@ -1,4 +1,5 @@
-"""What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile.
+"""What the attention kernels share: tiles of rows, the keys in reach, probabilities, two-slice codes of a tile, and
+where the tiles that the backward stores lie.
 
 Rows of a unit are (window, token, head), E wide. The kernels read per-row numbers head by head, [window, head, P], and
 operands whose contraction runs over tokens turned, [window, head, E, P], where P pads a window's length to a multiple
@@ -15,22 +16,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import AttentionShape, Rows
-from kernels.nvidia.numbers import (
-    E0,
-    E1,
-    E2,
-    E3,
-    E4,
-    E5,
-    E6,
-    MAGIC,
-    bits,
-    empty,
-    from_bits,
-    launch,
-)
+from kernels.nvidia.elementary import exp2_down
+from kernels.nvidia.numbers import bits, empty, from_bits, launch
+from kernels.nvidia.tiles import next_power
 
 PAD = 128  # tokens; every block divides it
+WIDEST_HEAD = 256  # channels: of more, a block's shared memory does not hold its tiles
+TILE = tl.constexpr(64)  # queries and keys of a stored tile
+TILE_SIZE = tl.constexpr(64 * 64)
+COUNT_UNIT = tl.constexpr(2.0**-18)  # of a row's sum of probabilities
 TURN = 64  # tokens of a block of the copying kernel
 MAGIC_CODE = tl.constexpr(1.5 * 2.0**23 + 128.0)  # x + it: the low 16 bits are rint(x) + 128
 
@@ -58,20 +52,6 @@ def in_sight(i, j, W):
     """Which keys j each query i sees: [BI, BJ]."""
     distance = i[:, None] - j[None, :]
     return (distance >= 0) & (distance < W)
-
-
-@triton.jit
-def exp2_down(x):
-    """numbers.exp2 for x ≤ 0 or NaN, without its upper limit."""
-    shifted = x + MAGIC
-    r = x - (shifted - MAGIC)
-    p = E6 * r + E5
-    p = p * r + E4
-    p = p * r + E3
-    p = p * r + E2
-    p = p * r + E1
-    p = p * r + E0
-    return tl.where(x >= -32.0, from_bits(bits(p) + (bits(shifted) << 23)), 0.0)  # MAGIC's own bits shift out
 
 
 @triton.jit
@@ -142,6 +122,15 @@ def split_block(index, first, inner, outer):
 
 
 @triton.jit
+def tile_number(place, i, j, SLOTS, TILES):
+    """Where the tile of query block i and key block j of a head is stored, i64: a head has TILES, by query block, of
+    which each has those of the last SLOTS key blocks up to its own."""
+    full = tl.minimum(i, SLOTS - 1)
+    before = full * (full + 1) // 2 + (i - full) * SLOTS
+    return place.to(tl.int64) * TILES + (before + j - (i - full))
+
+
+@triton.jit
 def _lay(
     x, scale, turned, scales, tops, S, P, W, H: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, B: tl.constexpr,
     TURNED: tl.constexpr,
@@ -183,16 +172,28 @@ class Laid:
 
 def padded(sequence: int) -> int:
     """A window's length in the kernels' own arrays."""
-    return -(-sequence // PAD) * PAD
+    return triton.cdiv(sequence, PAD) * PAD
 
 
 def padded_width(width: int) -> int:
     """The power of two that a head's width is padded to: what the integer product asks for."""
-    return max(32, triton.next_power_of_2(width))
+    return max(32, next_power(width))
+
+
+def stored_tiles(shape: AttentionShape) -> tuple[int, int]:
+    """(SLOTS, TILES) of tile_number: the key blocks that a block of queries sees at most, and all of a head."""
+    tile, blocks = TILE.value, triton.cdiv(shape.sequence, TILE.value)
+    slots = min(blocks, (min(shape.window, shape.sequence) + tile - 2) // tile + 1)
+    return slots, slots * (slots + 1) // 2 + (blocks - slots) * slots
 
 
 def common(shape: AttentionShape) -> dict[str, Any]:
-    """The arguments that all kernels take: sequence length, its padding, window, heads and widths."""
+    """The arguments that all kernels take: sequence length, its padding, window, heads and widths.
+
+    ValueError where a head is wider than WIDEST_HEAD.
+    """
+    if shape.width > WIDEST_HEAD:
+        raise ValueError(f"a head of {shape.width} channels: the kernels of attention hold {WIDEST_HEAD} at most")
     return {
         "S": shape.sequence,
         "P": padded(shape.sequence),

@@ -1,213 +1,117 @@
-"""Leaf digests of a device tensor: the bytes of `kernels.digest.leaves`, which says what a leaf is.
+"""Leaf digests of device tensors: the bytes of `kernels.digest.leaves`, which says what a leaf is.
 
-BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn: "BLAKE3, one function, fast everywhere", sections 2.1 to 2.5) in two
-kernels. `chunk_kernel`: one chunk of 1,024 bytes a lane, its sixteen compressions in turn, state and message wholly in
-registers. `merge_kernel`: the tree above the chunks of each leaf, level by level, in a scratch buffer; a node without a
-neighbour rises as it is, which gives BLAKE3's tree. A compression is 56 quarter rounds of 4 xors,
-4 rotations and 6 additions, 12 operations a byte: the integer units are the limit, not memory. Xors and rotations have
-one pipe only, so additions go to the other, where multiplications are: hence `one`, a 1 that the compiler doesn't know.
+A step digests hundreds of tensors of few sizes, and a launch takes the host longer than hashing a small tensor takes
+the device. So tensors of one size go in one pair of launches, which find them through a table of addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from kernels.digest import leaf_rows
-from kernels.nvidia.numbers import empty, launch
+from kernels.nvidia import digest_kernels
+from kernels.nvidia.numbers import DEVICE, empty, launch
 
 CHUNK_LANES, CHUNK_WARPS = 128, 4
-MERGE_LANES, MERGE_WARPS, MERGE_LEAVES = 32, 1, 4
-
-CHUNK_WORDS, BLOCK_WORDS = tl.constexpr(256), tl.constexpr(16)
-START, END, PARENT, ROOT, MATERIAL = (tl.constexpr(flag) for flag in (1, 2, 4, 8, 64))
-IV0, IV1, IV2, IV3 = (tl.constexpr(word) for word in (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A))
-# The context key: BLAKE3's hash of "verbatim 2026 leaf" in mode DERIVE_KEY_CONTEXT (a test computes it again).
-K0, K1, K2, K3 = (tl.constexpr(word) for word in (0xD8CA11D9, 0xC1B037EC, 0x626D797C, 0x229A5A24))
-K4, K5, K6, K7 = (tl.constexpr(word) for word in (0x3A331261, 0x59546FD9, 0xF21040A9, 0x3271E962))
+MERGE_LANES, MERGE_WARPS, MERGE_LEAVES = 32, 1, 8
+CHUNK_WORDS: int = digest_kernels.CHUNK_WORDS.value  # of 4 bytes
+MAX_NODES = 8 * 2**20  # of a pair of launches: 64 bytes of scratch memory each, for 1 KiB of tensors
+ALIGNMENT = 16  # bytes that a thread loads at once
 
 
-@triton.jit
-def _rotate(x, BITS: tl.constexpr):
-    """u32 rotated right."""
-    return (x >> BITS) | (x << (32 - BITS))
+class Size(NamedTuple):
+    """How a tensor is cut. Tensors of one size are hashed together."""
+
+    words: int
+    leaf_words: int  # of every leaf but the last
+    leaves: int
+    chunks: int
+    leaf_chunks: int  # of every leaf but the last
 
 
-@triton.jit
-def _quarter(a, b, c, d, x, y, one):
-    """BLAKE3's G on four words of the state and two of the message; `one` is 1."""
-    a = (a + x) + b * one
-    d = _rotate(d ^ a, 16)
-    c = c + d
-    b = _rotate(b ^ c, 12)
-    a = (a + y) + b * one
-    d = _rotate(d ^ a, 8)
-    c = c + d
-    b = _rotate(b ^ c, 7)
-    return a, b, c, d
+class Batch(NamedTuple):
+    """Tensors of one size."""
+
+    size: Size
+    names: list[str]
+    first: int  # the first one's place in the table
+    leaf: int  # the first one's first leaf
+
+    @property
+    def nodes(self) -> int:
+        """Places for nodes: those of the last leaf are not all used."""
+        return len(self.names) * self.size.leaves * self.size.leaf_chunks
 
 
-@triton.jit
-def _compress(h, m, counter, length, flags, one):
-    """The chaining value after a block: h 8 words, m 16 words, all u32 [lanes]; counter, length, flags u32."""
-    v0, v1, v2, v3, v4, v5, v6, v7 = h
-    zero = h[0] & 0
-    v8, v9, v10, v11 = zero + IV0, zero + IV1, zero + IV2, zero + IV3
-    v12, v13, v14, v15 = zero + counter, zero, zero + length, zero + flags
-    for _ in tl.static_range(7):
-        v0, v4, v8, v12 = _quarter(v0, v4, v8, v12, m[0], m[1], one)
-        v1, v5, v9, v13 = _quarter(v1, v5, v9, v13, m[2], m[3], one)
-        v2, v6, v10, v14 = _quarter(v2, v6, v10, v14, m[4], m[5], one)
-        v3, v7, v11, v15 = _quarter(v3, v7, v11, v15, m[6], m[7], one)
-        v0, v5, v10, v15 = _quarter(v0, v5, v10, v15, m[8], m[9], one)
-        v1, v6, v11, v12 = _quarter(v1, v6, v11, v12, m[10], m[11], one)
-        v2, v7, v8, v13 = _quarter(v2, v7, v8, v13, m[12], m[13], one)
-        v3, v4, v9, v14 = _quarter(v3, v4, v9, v14, m[14], m[15], one)
-        m = (m[2], m[6], m[3], m[10], m[7], m[0], m[4], m[13], m[1], m[11], m[12], m[5], m[9], m[14], m[15], m[8])
-    return v0 ^ v8, v1 ^ v9, v2 ^ v10, v3 ^ v11, v4 ^ v12, v5 ^ v13, v6 ^ v14, v7 ^ v15
+@lru_cache(maxsize=4096)
+def size_of(shape: tuple[int, ...], itemsize: int) -> Size:
+    """The size of a tensor of this shape with elements of 4 or 8 bytes."""
+    words = math.prod(shape) * itemsize // 4
+    leaf_words = max(1, min(words, leaf_rows(shape, itemsize) * (words // max(1, shape[0] if shape else 1))))
+    leaves, leaf_chunks = triton.cdiv(words, leaf_words), triton.cdiv(leaf_words, CHUNK_WORDS)
+    rest = words - (leaves - 1) * leaf_words
+    chunks = (leaves - 1) * leaf_chunks + triton.cdiv(rest, CHUNK_WORDS) if leaves else 0
+    return Size(words, leaf_words, leaves, chunks, leaf_chunks)
 
 
-@triton.jit
-def _key(lanes):
-    """The context key as a chaining value of every lane."""
-    zero = lanes.to(tl.uint32) & 0
-    return zero + K0, zero + K1, zero + K2, zero + K3, zero + K4, zero + K5, zero + K6, zero + K7
-
-
-@triton.jit
-def _four(pointers, mask):
-    """Four neighbouring words of each lane in one load: tile of pointers [lanes, 4] → 4 × u32 [lanes]."""
-    tile = tl.load(pointers, mask, 0).to(tl.uint32, bitcast=True)
-    even, odd = tl.split(tl.reshape(tile, (tile.shape[0], 2, 2)))
-    w0, w2 = tl.split(even)
-    w1, w3 = tl.split(odd)
-    return w0, w1, w2, w3
-
-
-@triton.jit
-def _load(pointers, step, mask):
-    """The 8 words of each lane's chaining value at pointers [lanes], `step` apart."""
-    return [_word(pointers + i * step, mask) for i in (0, 1, 2, 3, 4, 5, 6, 7)]
-
-
-@triton.jit
-def _word(pointers, mask):
-    return tl.load(pointers, mask, 0).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _store(pointers, step, h, mask):
-    """The 8 words of each lane's chaining value to pointers [lanes], `step` apart."""
-    for i in tl.static_range(8):
-        tl.store(pointers + i * step, h[i].to(tl.int32, bitcast=True), mask)
-
-
-@triton.jit
-def _either(mask, a, b):
-    """The chaining value a where the mask holds, else b."""
-    return [tl.where(mask, a[i], b[i]) for i in (0, 1, 2, 3, 4, 5, 6, 7)]
-
-
-@triton.jit(do_not_specialize=["words", "chunks", "leaf_words", "leaf_chunks", "one"])
-def chunk_kernel(x, nodes, words, chunks, leaf_words, leaf_chunks, one, RAGGED: tl.constexpr, LANES: tl.constexpr):
-    """Chaining values of the chunks of all leaves: x i32[words] → nodes i32[8, chunks]. RAGGED: some are shorter."""
-    chunk = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    live = chunk < chunks
-    leaf, counter = chunk // leaf_chunks, chunk % leaf_chunks
-    if RAGGED:
-        start = leaf.to(tl.int64) * leaf_words + counter * CHUNK_WORDS
-        stop = tl.minimum((leaf + 1).to(tl.int64) * leaf_words, words)
-        size = tl.minimum(stop - start, CHUNK_WORDS).to(tl.int32)
-    else:  # the chunks of all leaves follow one another
-        start = chunk.to(tl.int64) * CHUNK_WORDS
-        size = tl.full((LANES,), CHUNK_WORDS, tl.int32)
-    last = (size - 1) // BLOCK_WORDS
-    blocks = tl.max(last, 0) + 1 if RAGGED else CHUNK_WORDS // BLOCK_WORDS
-    end = END + tl.where(tl.minimum(leaf_chunks, chunks - leaf * leaf_chunks) == 1, ROOT, 0)
-    word = tl.arange(0, 4)[None, :]
-    here = live[:, None]
-    h = _key(chunk)
-    block = 0
-    while block < blocks:
-        at = block * BLOCK_WORDS
-        left = (size - at)[:, None]
-        pointers = x + (start[:, None] + at + word)
-        a = _four(pointers, here & (word < left) if RAGGED else here)
-        b = _four(pointers + 4, here & (word + 4 < left) if RAGGED else here)
-        c = _four(pointers + 8, here & (word + 8 < left) if RAGGED else here)
-        d = _four(pointers + 12, here & (word + 12 < left) if RAGGED else here)
-        length = 4 * tl.minimum(size - at, BLOCK_WORDS)
-        flags = MATERIAL + tl.where(block == 0, START, 0) + tl.where(block == last, end, 0)
-        new = _compress(h, a + b + c + d, counter.to(tl.uint32), length.to(tl.uint32), flags.to(tl.uint32), one)
-        h = _either(block <= last, new, h) if RAGGED else new
-        block += 1
-    _store(nodes + chunk, chunks, h, live)
-
-
-@triton.jit(do_not_specialize=["chunks", "leaf_chunks", "leaves", "one"])
-def merge_kernel(nodes, out, chunks, leaf_chunks, leaves, one, LEAVES: tl.constexpr, LANES: tl.constexpr):
-    """The roots of all leaves' trees: nodes i32[2, 8, chunks], the second half unset → out i32[leaves, 8]."""
-    first = tl.program_id(0) * LEAVES
-    source, target = nodes, nodes + chunks.to(tl.int64) * 8
-    level, widest = 0, leaf_chunks
-    while widest > 1:
-        half = (widest + 1) // 2
-        base = 0
-        while base < LEAVES * half:
-            lane = base + tl.arange(0, LANES)
-            leaf, i = first + lane // half, lane % half
-            origin = leaf * leaf_chunks
-            size = (tl.minimum(leaf_chunks, chunks - origin) + (1 << level) - 1) >> level  # nodes of this leaf here
-            live = (lane < LEAVES * half) & (leaf < leaves) & (2 * i < size)
-            pair = live & (2 * i + 1 < size)
-            left = _load(source + origin + 2 * i, chunks, live)
-            right = _load(source + origin + 2 * i + 1, chunks, pair)
-            flags = MATERIAL + PARENT + tl.where(size == 2, ROOT, 0)
-            parent = _compress(_key(lane), left + right, 0, 4 * BLOCK_WORDS, flags.to(tl.uint32), one)
-            _store(target + origin + i, chunks, _either(pair, parent, left), live)
-            base += LANES
-        tl.debug_barrier()  # what this program wrote, all its threads may read
-        source, target = target, source
-        level += 1
-        widest = half
-    lane = tl.arange(0, 8 * LEAVES)
-    leaf = first + lane // 8
-    words = tl.load(source + leaf * leaf_chunks + (lane % 8) * chunks, leaf < leaves)
-    tl.store(out + first * 8 + lane, words, leaf < leaves)
-
-
-def digests(x: Tensor) -> Tensor:
-    """The leaf digests of a device tensor of 4- or 8-byte elements, i32 [leaves, 8] on the device, without waiting."""
-    flat = x.contiguous().reshape(-1).view(torch.int32)
-    words = flat.numel()
-    leaf_words = max(1, leaf_rows(tuple(x.shape), x.element_size()) * (words // max(1, x.shape[0] if x.ndim else 1)))
-    leaves = triton.cdiv(words, leaf_words)
-    out = empty((leaves, 8), torch.int32)
-    if leaves == 0:
-        return out
-    leaf_chunks = triton.cdiv(leaf_words, CHUNK_WORDS.value)
-    chunks = (leaves - 1) * leaf_chunks + triton.cdiv(words - (leaves - 1) * leaf_words, CHUNK_WORDS.value)
-    nodes = empty((2, 8, chunks), torch.int32)
-    ragged = leaf_words % CHUNK_WORDS.value > 0 or words % CHUNK_WORDS.value > 0
-    tiles, groups = (triton.cdiv(chunks, CHUNK_LANES),), (triton.cdiv(leaves, MERGE_LEAVES),)
-    arguments: tuple[Tensor | int, ...] = (flat, nodes, words, chunks, leaf_words, leaf_chunks, 1)
-    launch(chunk_kernel, tiles, *arguments, RAGGED=ragged, LANES=CHUNK_LANES, num_warps=CHUNK_WARPS)
-    arguments = (nodes, out, chunks, leaf_chunks, leaves, 1)
-    launch(merge_kernel, groups, *arguments, LEAVES=MERGE_LEAVES, LANES=MERGE_LANES, num_warps=MERGE_WARPS)
-    return out
+def digests(tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, slice]]:
+    """(Leaf digests i32[leaves, 8] on the device, the rows of each tensor) of device tensors, without waiting."""
+    flat = {name: x.contiguous() for name, x in tensors.items()}  # they live until all is launched
+    batches = list(_batches(flat))
+    names = [name for batch in batches for name in batch.names]
+    addresses = [flat[name].data_ptr() for name in names]
+    table = torch.tensor(addresses, dtype=torch.int64).to(DEVICE, non_blocking=True)
+    nodes = empty((16 * max((batch.nodes for batch in batches), default=0),), torch.int32)
+    out = empty((sum(batch.size.leaves * len(batch.names) for batch in batches), 8), torch.int32)
+    for batch in batches:
+        here = addresses[batch.first : batch.first + len(batch.names)]
+        _hash(batch, table, all(address % ALIGNMENT == 0 for address in here), nodes, out)
+    return out, {name: rows for batch in batches for name, rows in _rows(batch)}
 
 
 def leaves_of(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     """`kernels.digest.leaves` of each device tensor: 32 bytes a leaf, in row order. Waits for the device once."""
-    parts = [digests(x) for x in tensors.values()]
-    if not parts:
-        return {}
-    joined, start, found = torch.cat(parts).cpu().numpy(), 0, {}
-    for name, part in zip(tensors, parts, strict=True):
-        found[name] = joined[start : start + len(part)].tobytes()
-        start += len(part)
-    return found
+    out, rows = digests(tensors)
+    found = torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda).copy_(out).numpy()
+    return {name: found[rows[name]].tobytes() for name in tensors}
+
+
+def _batches(tensors: Mapping[str, Tensor]) -> Iterator[Batch]:
+    """The tensors by size, no more to a batch than MAX_NODES allow, but one."""
+    groups: dict[Size, list[str]] = {}
+    for name, x in tensors.items():
+        groups.setdefault(size_of(x.shape, x.element_size()), []).append(name)
+    first = leaf = 0
+    for size, names in groups.items():
+        count = max(1, MAX_NODES // max(1, size.leaves * size.leaf_chunks))
+        for start in range(0, len(names), count):
+            batch = Batch(size, names[start : start + count], first, leaf)
+            yield batch
+            first, leaf = first + len(batch.names), leaf + len(batch.names) * size.leaves
+
+
+def _rows(batch: Batch) -> Iterator[tuple[str, slice]]:
+    """The rows of each tensor's leaves."""
+    for i, name in enumerate(batch.names):
+        yield name, slice(batch.leaf + i * batch.size.leaves, batch.leaf + (i + 1) * batch.size.leaves)
+
+
+def _hash(batch: Batch, table: Tensor, aligned: bool, nodes: Tensor, out: Tensor) -> None:
+    """Launch the hashing of a batch, whose leaf digests go to its rows of out."""
+    size, count = batch.size, len(batch.names)
+    leaves, tiles = count * size.leaves, triton.cdiv(size.chunks, CHUNK_LANES)
+    ragged = size.leaf_words % CHUNK_WORDS > 0 or size.words % CHUNK_WORDS > 0
+    kinds = {"RAGGED": ragged, "ALIGNED": aligned and not ragged, "LANES": CHUNK_LANES, "num_warps": CHUNK_WARPS}
+    cut = (size.words, size.chunks, size.leaf_words, size.leaf_chunks, batch.nodes)
+    launch(digest_kernels.chunk_kernel, (count * tiles,), table, nodes, batch.first, *cut, tiles, 1, **kinds)
+    kinds = {"LEAVES": MERGE_LEAVES, "LANES": MERGE_LANES, "num_warps": MERGE_WARPS}
+    tree = (size.chunks, size.leaf_chunks, size.leaves, leaves)
+    grid = (triton.cdiv(leaves, MERGE_LEAVES),)
+    launch(digest_kernels.merge_kernel, grid, nodes, out[batch.leaf :], *tree, 1, **kinds)

@@ -15,31 +15,25 @@ from torch import Tensor
 from triton import cdiv
 
 from kernels.interface import Rows, Weight
-from kernels.nvidia.head_kernels import (
-    codes_kernel,
-    losses_kernel,
-    scales_kernel,
-    target_kernel,
-    tops_kernel,
-    transpose_kernel,
-)
+from kernels.nvidia.head_kernels import codes_kernel, losses_kernel, scales_kernel, target_kernel, tops_kernel
 from kernels.nvidia.head_products import input_kernel, logits_kernel, weight_kernel
-from kernels.nvidia.numbers import empty, launch, zeros
+from kernels.nvidia.numbers import LOWEST, empty, launch, zeros
+from kernels.nvidia.products import low_slice, slice_count
+from kernels.nvidia.transpose import transposed
 
 BUDGET = 24 << 30  # bytes of logits and all their codes at once; beyond it codes are made in parts
 PART = 4 << 30  # bytes of codes in a part
 LOSS_LOGITS = 1 << 28  # logits at a time where no gradient follows
 WHOLE = 128  # chunks are multiples of it
 
-LOGITS: dict[str, Any] = {"GROUP": 32, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
-INPUT: dict[str, Any] = {"GROUP": 16, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
-WEIGHT: dict[str, Any] = {"GROUP": 16, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
+LOGITS: dict[str, Any] = {"GROUP": 32, "M": 64, "N": 128, "K": 128, "num_warps": 4, "num_stages": 3}
+INPUT: dict[str, Any] = {"GROUP": 8, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 4}
+WEIGHT: dict[str, Any] = {"GROUP": 16, "M": 64, "N": 256, "K": 128, "num_warps": 8, "num_stages": 3}
 LOSSES: dict[str, Any] = {"BLOCK": 4096, "num_warps": 8}
 TOPS: dict[str, Any] = {"STEPS": 16, "R": 16, "C": 512, "num_warps": 8}
 SCALES: dict[str, Any] = {"BLOCK": 1024, "num_warps": 4}
 CODES: dict[str, Any] = {"R": 128, "C": 64, "num_warps": 8}
 TARGET: dict[str, Any] = {"BLOCK": 1024, "num_warps": 4}
-TRANSPOSE: dict[str, Any] = {"BLOCK": 64, "num_warps": 4}
 
 
 class Softmax(NamedTuple):
@@ -69,7 +63,7 @@ def head_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """head(), and the gradient of Σ (nll + z·lse²): (nll, lse2, dX bf16[T, D]); sums i64[V, D] gain the weight's."""
     (tokens, width), vocab = x.hi.shape, len(w.scale)
-    losses, dx, x_columns = zeros((2,), torch.int64), empty((tokens, width), torch.int16), _transposed(x.hi)
+    losses, dx, x_columns = zeros((2,), torch.int64), empty((tokens, width), torch.int16), transposed(x.hi)
     softmax = _softmax(x, w, targets, two_z, tokens, losses, flag)
     scale, inverse = _scales(softmax, x, w, flag)
     every = slice(None)
@@ -89,7 +83,7 @@ def head_backward(
 
 
 def _spans(count: int, size: int) -> list[slice]:
-    """0…count in parts of `size` at most, but of 128 at least, so that tiles stay whole."""
+    """0…count in parts of `size` at most, but of WHOLE at least, so that tiles stay whole."""
     step = max(WHOLE, size // WHOLE * WHOLE)
     return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
@@ -100,9 +94,9 @@ def _softmax(
     """The logits of some tokens of a unit of `terms`, and what is known of each; losses i64[2] gain theirs."""
     (tokens, width), vocab = x.hi.shape, len(w.scale)
     softmax = Softmax(empty((tokens, vocab), torch.float32), *empty((3, tokens), torch.float32))
-    peak = torch.full((tokens,), -(2**31), dtype=torch.int32, device=x.hi.device)
-    left = (x.hi, _low(x), x.scale, w.hi, w.scale)
-    _product(logits_kernel, LOGITS, (tokens, vocab, width), *left, softmax.logits, peak, SLICES=_slices(x))
+    peak = torch.full((tokens,), LOWEST.value, dtype=torch.int32, device=x.hi.device)
+    left = (x.hi, low_slice(x), x.scale, w.hi, w.scale)
+    _product(logits_kernel, LOGITS, (tokens, vocab, width), *left, softmax.logits, peak, SLICES=slice_count(x))
     known = (softmax.logits, peak, targets, *softmax[1:], losses, float(two_z), float(np.float32(terms)), vocab, flag)
     launch(losses_kernel, (tokens,), *known, **LOSSES, STEPS=cdiv(vocab, LOSSES["BLOCK"]))
     return softmax
@@ -164,35 +158,15 @@ def _product(
     """A product of (rows, columns, inner), one tile a program."""
     rows, columns, inner = shape
     grid = (cdiv(rows, tile["M"]) * cdiv(columns, tile["N"]),)
-    steps = {"STEPS": cdiv(inner, tile["K"]), "EVEN": inner % tile["K"] == 0}
-    launch(kernel, grid, *arguments, *shape, **tile, **steps, **constants)
+    launch(kernel, grid, *arguments, rows, columns, INNER=inner, **tile, **constants)
 
 
 def _subtract_targets(x: Rows, targets: Tensor, sums: Tensor, flag: Tensor) -> None:
     """sums[y] −= rint(X̂·2²⁴) for each token's target y."""
     tokens, width = x.hi.shape
     scalars = (float(np.float32(tokens)), width, flag)
-    arguments = (x.hi, _low(x), x.scale, targets, sums, *scalars)
-    launch(target_kernel, (tokens, cdiv(width, TARGET["BLOCK"])), *arguments, **TARGET, SLICES=_slices(x))
-
-
-def _transposed(x: Tensor) -> Tensor:
-    """A transposed copy of int8[R, C]."""
-    rows, columns = x.shape
-    out = empty((columns, rows), torch.int8)
-    grid = (cdiv(rows, TRANSPOSE["BLOCK"]), cdiv(columns, TRANSPOSE["BLOCK"]))
-    launch(transpose_kernel, grid, x, out, rows, columns, **TRANSPOSE)
-    return out
-
-
-def _slices(x: Rows) -> int:
-    return 1 if x.lo is None else 2
-
-
-def _low(x: Rows) -> Tensor:
-    """The low slice; where there is none, a tensor that no kernel reads."""
-    low: Tensor = x.hi if x.lo is None else x.lo
-    return low
+    arguments = (x.hi, low_slice(x), x.scale, targets, sums, *scalars)
+    launch(target_kernel, (tokens, cdiv(width, TARGET["BLOCK"])), *arguments, **TARGET, SLICES=slice_count(x))
 
 
 def _high(x: Rows) -> float:

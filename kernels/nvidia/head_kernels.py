@@ -9,53 +9,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.interface import HEAD_LIMIT, LSE2_LIMIT, SUM_LIMIT
+from kernels.interface import HEAD_LIMIT, LSE2_BITS, LSE2_LIMIT, SUM_LIMIT
+from kernels.nvidia.codes import store_codes, store_slices
+from kernels.nvidia.elementary import LN_2, LOG2_E, exp2_down, log2
 from kernels.nvidia.numbers import (
-    E0,
-    E1,
-    E2,
-    E3,
-    E4,
-    E5,
-    E6,
+    GRADIENT_UNIT,
     INFINITE,
-    LN_2,
-    LOG2_E,
-    MAGIC,
     WHOLE,
-    bits,
     checked_top,
     code_of,
     fixed_point,
     from_bits,
-    high_of,
     inverse_of,
     key_bits,
-    log2,
-    low_of,
     magnitude,
     raise_flag,
     scale_of,
 )
 
 MASS_BITS, MASS_UNIT = tl.constexpr(40.0), tl.constexpr(2.0**40)
-GRADIENT_UNIT, LSE2_UNIT = tl.constexpr(2.0**24), tl.constexpr(2.0**20)
+LSE2_UNIT = tl.constexpr(2.0**LSE2_BITS)
 LOSS_BOUND, SQUARE_BOUND = tl.constexpr(2.0**SUM_LIMIT), tl.constexpr(2.0**LSE2_LIMIT)
 PART_BOUND = tl.constexpr(2.0**HEAD_LIMIT)
-
-
-@triton.jit
-def exponential(x):
-    """numbers.exp2 for x ≤ 0, without its upper bound: what lies below −32 is computed and then dropped."""
-    shifted = x + MAGIC
-    r = x - (shifted - MAGIC)
-    p = E6 * r + E5
-    p = p * r + E4
-    p = p * r + E3
-    p = p * r + E2
-    p = p * r + E1
-    p = p * r + E0
-    return tl.where(x >= -32.0, from_bits(bits(p) + (bits(shifted) << 23)), 0.0)  # MAGIC's own bits shift out
 
 
 @triton.jit
@@ -80,7 +55,7 @@ def losses_kernel(
     counts = tl.zeros((BLOCK,), tl.int64)
     for step in range(STEPS):
         c = step * BLOCK + tl.arange(0, BLOCK)
-        e = exponential((tl.load(row + c, mask=c < vocab, other=-float("inf")) - m) * LOG2_E) * MASS_UNIT
+        e = exp2_down((tl.load(row + c, mask=c < vocab, other=-float("inf")) - m) * LOG2_E) * MASS_UNIT
         counts += tl.where(e < WHOLE, (e + WHOLE) - WHOLE, e).to(tl.int64)  # rint: e is never negative
     mass = tl.sum(counts, 0, dtype=tl.int64).to(tl.float32)
     lse = m + (log2(mass) - MASS_BITS) * LN_2
@@ -100,7 +75,7 @@ def gradient_tile(logits, maximum, inverse, factor, t, v, tokens, vocab, stride)
     """p·(1 + 2z·lse) = (e·inverse)·factor as f32[R, C] of tokens t and columns v; 0 outside."""
     inside = (t < tokens)[:, None] & (v < vocab)[None, :]
     x = tl.load(logits + (t.to(tl.int64)[:, None] * stride + v[None, :]), mask=inside, other=-float("inf"))
-    e = exponential((x - tl.load(maximum + t, mask=t < tokens, other=0.0)[:, None]) * LOG2_E)
+    e = exp2_down((x - tl.load(maximum + t, mask=t < tokens, other=0.0)[:, None]) * LOG2_E)
     e = e * tl.load(inverse + t, mask=t < tokens, other=0.0)[:, None]
     return e * tl.load(factor + t, mask=t < tokens, other=0.0)[:, None]
 
@@ -148,14 +123,13 @@ def codes_kernel(
         right = tl.load(w_scale + v, mask=v < vocab, other=0.0)
         code = code_of(gradient * right[None, :], tl.load(token_inverse + t, mask=t < tokens, other=0.0)[:, None])
         at = t.to(tl.int64)[:, None] * vocab + v[None, :]
-        tl.store(token_hi + at, high_of(code), mask=inside)
-        tl.store(token_lo + at, low_of(code), mask=inside)
+        store_codes(code, token_hi, token_lo, at, inside, 2)
     if BY_COLUMN:
         left = tl.load(x_scale + t, mask=t < tokens, other=0.0) * HIGH
         code = code_of(gradient * left[:, None], tl.load(column_inverse + v, mask=v < vocab, other=0.0)[None, :])
         at = v.to(tl.int64)[:, None] * tokens + t[None, :]
-        tl.store(column_hi + at, high_of(code).T, mask=inside.T)
-        tl.store(column_lo + at, low_of(code).T, mask=inside.T)
+        code = (code + 128).to(tl.int16)  # 16 bits are what the processor itself transposes
+        store_slices(column_hi, column_lo, at, code.T, inside.T)
 
 
 @triton.jit
@@ -171,13 +145,3 @@ def target_kernel(
     points, bad = fixed_point(code.to(tl.float32) * tl.load(scale + t), GRADIENT_UNIT, terms, PART_BOUND)
     raise_flag(flag, bad & (d < width))
     tl.atomic_add(sums + tl.load(targets + t) * width + d, -points, mask=d < width, sem="relaxed")
-
-
-@triton.jit
-def transpose_kernel(x, out, rows, columns, BLOCK: tl.constexpr):
-    """out int8[C, R] := the transpose of x int8[R, C]."""
-    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (r < rows)[:, None] & (c < columns)[None, :]
-    tile = tl.load(x + (r.to(tl.int64)[:, None] * columns + c[None, :]), mask=inside, other=0)
-    tl.store(out + (c.to(tl.int64)[:, None] * rows + r[None, :]), tile.T, mask=inside.T)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interface import GRADIENT_BITS, SUM_LIMIT, Rows
+from kernels.interface import SUM_LIMIT, Rows
 from kernels.nvidia.numbers import (
+    GRADIENT_UNIT,
     bf16,
-    ceil_log2,
     empty,
     f32_of_bf16,
     fixed_point,
@@ -23,15 +23,14 @@ from kernels.nvidia.numbers import (
     raise_flag,
 )
 from kernels.nvidia.quantise import empty_rows, store_rows
-from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
+from kernels.nvidia.tiles import mean_over, row_tile, rows_of_tile
 
 EMBED_VALUES, EMBED_LANE = 2048, 8  # of a program, of a thread
 SCATTER_VALUES, SCATTER_LANE = 2048, 8
 NORM_VALUES, NORM_LANE = 2048, 32
-BACKWARD_VALUES, BACKWARD_LANE = 1, 16  # one row at a time
+BACKWARD_VALUES, BACKWARD_LANE = 1, 32  # one row at a time
 BACKWARD_PROGRAMS = 528  # each goes over many rows and adds to the gain's sums once: 4 a processor of an H200
 BACKWARD_STAGES = 3  # rows on their way at a time
-GRADIENT_UNIT = tl.constexpr(2.0**GRADIENT_BITS)
 GRADIENT_LIMIT = tl.constexpr(2.0**SUM_LIMIT)
 
 
@@ -113,7 +112,7 @@ def _normalise(x: Tensor, gain: Tensor, eps: np.float32, slices: int, out: Rows,
     count, width = x.shape
     r = empty((count,), torch.float32)
     tile = row_tile(width, NORM_VALUES, NORM_LANE)
-    numbers = {"WIDTH": width, "SLICES": slices, "MEAN": reciprocal(width), "LOG_TERMS": ceil_log2(width)}
+    numbers = {"WIDTH": width, "SLICES": slices, **mean_over(width)}
     launch(_norm, (triton.cdiv(count, tile["ROWS"]),), x, gain, float(eps), *out, r, flag, count, **numbers, **tile)
     return r
 
@@ -200,7 +199,7 @@ def norm_backward(
     tile = row_tile(width, BACKWARD_VALUES, BACKWARD_LANE)
     turns = max(1, triton.cdiv(count, tile["ROWS"] * BACKWARD_PROGRAMS))
     programs = triton.cdiv(count, tile["ROWS"] * turns)
-    numbers = {"WIDTH": width, "ADD": residual is not None, "MEAN": reciprocal(width), "LOG_TERMS": ceil_log2(width)}
+    numbers = {"WIDTH": width, "ADD": residual is not None, **mean_over(width)}
     tensors = (dy, x, r, gain, residual, out, sums, flag)
     loop = {"TURNS": turns, "STAGES": BACKWARD_STAGES}
     launch(_norm_backward, (programs,), *tensors, count, float(count), **loop, **numbers, **tile)

@@ -8,7 +8,6 @@ on bits. bf16 tensors are int16 of the same bits.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,26 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
-from kernels.interface import INT8_MAX, INT16_MAX
+from kernels.interface import GRADIENT_BITS, INT8_MAX, INT16_MAX
 
-DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on a grid of programs, without fused multiply-adds; nothing where the grid is empty."""
+    """Run a kernel on a grid of programs, without fused multiply-adds; nothing where the grid is empty.
+
+    RuntimeError where Triton cannot compile it or the device lacks what it takes.
+    """
     if min(grid):
-        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+        try:
+            kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+        except TritonError as error:
+            name = getattr(kernel, "__name__", kernel)
+            raise RuntimeError(f"the kernel {name} does not run on this device: {error}") from error
+        if kept := getattr(kernel, "used_global_vals", None):
+            kept.clear()  # else every launch compares each constant of its module again, which takes longer than itself
 
 
 def bits_of(value: float) -> int:
@@ -33,18 +42,6 @@ def bits_of(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-def _constants(words: str) -> list[float]:
-    return [float(np.uint32(int(word, 16)).view(np.float32)) for word in words.split()]
-
-
-# The contract's polynomials, constant term first; equal to the reference's by a test.
-EXP2 = _constants("3f800000 3f317219 3e75fdf3 3d6356d3 3c1d90e3 3aafe004 3925e3e9")
-LOG2 = _constants("3fb8aa3b bf38aa33 3ef638b6 beb8b02d 3e93af55 be74d1e0 3e534979 be49cb90 3e3544ab bda97e65")
-E0, E1, E2, E3, E4, E5, E6 = (tl.constexpr(c) for c in EXP2)
-L0, L1, L2, L3, L4, L5, L6, L7, L8, L9 = (tl.constexpr(c) for c in LOG2)
-LOG2_E = tl.constexpr(_constants("3fb8aa3b")[0])
-LN_2 = tl.constexpr(_constants("3f317218")[0])
-ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
 SIGN = tl.constexpr(0x7FFFFFFF)
 INFINITE = tl.constexpr(0x7F800000)  # the bits of +∞; every NaN's magnitude is larger
 LOWEST = tl.constexpr(-(2**31))
@@ -54,6 +51,7 @@ MAGIC = tl.constexpr(1.5 * 2.0**23)  # x + MAGIC has whole spacing for |x| < 2²
 MAGIC_BITS = tl.constexpr(bits_of(1.5 * 2.0**23))
 WHOLE = tl.constexpr(2.0**23)  # from here on every float32 is whole
 CODE_1, CODE_2 = tl.constexpr(float(INT8_MAX)), tl.constexpr(float(INT16_MAX))
+GRADIENT_UNIT = tl.constexpr(2.0**GRADIENT_BITS)
 UNIT_1, UNIT_2 = (tl.constexpr(float(np.float32(1) / np.float32(code))) for code in (INT8_MAX, INT16_MAX))
 
 
@@ -110,12 +108,6 @@ def bf16(x):
 
 
 @triton.jit
-def rint_small(x):
-    """Nearest whole f32, ties to even, for |x| < 2²² (a −0 becomes +0)."""
-    return (x + MAGIC) - MAGIC
-
-
-@triton.jit
 def i32_of_small(x):
     """Nearest whole number as i32, ties to even, for |x| < 2²²."""
     return bits(x + MAGIC) - MAGIC_BITS
@@ -139,49 +131,6 @@ def i64_of(x):
 def power_of_two(k):
     """2^k for i32 −126 ≤ k ≤ 127."""
     return from_bits((k + 127) << 23)
-
-
-@triton.jit
-def exp2(x):
-    """2^x; below −32 and for NaN +0; above 127 as 127."""
-    inside = x >= -32.0
-    x = tl.where(inside, x, 0.0)
-    x = tl.where(x > 127.0, 127.0, x)
-    shifted = x + MAGIC
-    r = x - (shifted - MAGIC)
-    p = E6 * r + E5
-    p = p * r + E4
-    p = p * r + E3
-    p = p * r + E2
-    p = p * r + E1
-    p = p * r + E0
-    return tl.where(inside, from_bits(bits(p) + ((bits(shifted) - MAGIC_BITS) << 23)), 0.0)
-
-
-@triton.jit
-def log2(x):
-    """log₂ of a positive normal number; no meaning for others."""
-    b = bits(x)
-    exponent = (b - ROOT_HALF_BITS) >> 23
-    t = from_bits(b - (exponent << 23)) - 1.0
-    p = L9 * t + L8
-    p = p * t + L7
-    p = p * t + L6
-    p = p * t + L5
-    p = p * t + L4
-    p = p * t + L3
-    p = p * t + L2
-    p = p * t + L1
-    p = p * t + L0
-    return exponent.to(tl.float32) + t * p
-
-
-@triton.jit
-def sigmoid(x):
-    """1 ÷ (1 + e^−x); NaN gives 0."""
-    e = exp2(-absolute(x) * LOG2_E)
-    s = tl.div_rn(1.0, 1.0 + e)
-    return tl.where(x >= 0.0, s, e * s)
 
 
 @triton.jit
@@ -267,6 +216,16 @@ def raise_flag(flag, bad):
 def ceil_log2(n: int) -> int:
     """⌈log₂ n⌉ for n ≥ 1."""
     return (n - 1).bit_length()
+
+
+def reciprocal(n: int) -> float:
+    """f32(1/n), rounded once on the host."""
+    return float(np.float32(1) / np.float32(n))
+
+
+def inverse_root(n: int) -> float:
+    """1 ÷ √n, each rounded to float32 on the host."""
+    return float(np.float32(1) / np.sqrt(np.float32(n)))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -104,9 +104,8 @@ def _sum(x: Tensor, mean: float, squares: bool, flag: Tensor) -> Tensor:
     numbers = {"SQUARES": squares, "LOG_TERMS": ceil_log2(width)}
     if width <= WIDEST:
         tile = row_tile(width, SUM_VALUES, SUM_LANE)
-        launch(
-            _sum_rows, (triton.cdiv(count, tile["ROWS"]),), x, out, flag, mean, count, WIDTH=width, **numbers, **tile
-        )
+        programs = triton.cdiv(count, tile["ROWS"])
+        launch(_sum_rows, (programs,), x, out, flag, mean, count, WIDTH=width, **numbers, **tile)
         return out
     top, total = zeros((count,), torch.int32), zeros((count,), torch.int64)
     grid, block = (count, triton.cdiv(width, LONG_BLOCK)), {"BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
@@ -132,7 +131,7 @@ def square_rows(sums: Tensor, mean: float) -> Tensor:
     Definition: kernels/reference/optimizer.py.
     """
     rows = sums.reshape(1 if sums.ndim == 1 else len(sums), -1)
-    return _sum(rows, float(mean), True, zeros((1,), torch.int32))
+    return _sum(rows, float(mean), True, empty((1,), torch.int32))  # a flag that nobody reads
 
 
 @triton.jit

@@ -11,31 +11,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interface import INT8_MAX, Rows, Weight
+from kernels.interface import Rows, Weight
+from kernels.nvidia.codes import store_codes
 from kernels.nvidia.numbers import (
+    CODE_1,
     ROW_FLOOR,
     absolute,
-    ceil_log2,
     checked_top,
     code_of,
     empty,
     f32_of_bf16,
     fixed_sum_rows,
-    high_of,
     i32_of_small,
     inverse_of,
     launch,
-    low_of,
     magnitude,
     scale_of,
 )
-from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
+from kernels.nvidia.tiles import mean_over, row_tile, rows_of_tile
+from kernels.nvidia.transpose import transposed
 
 ROW_VALUES, ROW_LANE = 2048, 16  # of a program, of a thread
 WEIGHT_VALUES, WEIGHT_LANE = 2048, 16
-SIDE, SIDE_WARPS = 128, 8  # of a tile to transpose
 LSQ_STEP = tl.constexpr(float.fromhex("0x1.6b7612p-3"))  # 2 / √127, rounded once
-LAST_CODE = tl.constexpr(float(INT8_MAX))
 
 
 def empty_rows(count: int, width: int, slices: int) -> Rows:
@@ -45,22 +43,11 @@ def empty_rows(count: int, width: int, slices: int) -> Rows:
 
 
 @triton.jit
-def store_codes(x, inverse, hi, lo, place, inside, SLICES: tl.constexpr):
-    """Store the codes of a tile f32[R, C] by its rows' multipliers f32[R], in one or two slices."""
-    code = code_of(x, inverse[:, None])
-    if SLICES == 1:
-        tl.store(hi + place, code.to(tl.int8), mask=inside)
-    else:
-        tl.store(hi + place, high_of(code), mask=inside)
-        tl.store(lo + place, low_of(code), mask=inside)
-
-
-@triton.jit
 def store_rows(x, hi, lo, scale, flag, row, place, inside, count, SLICES: tl.constexpr):
     """Quantise a tile f32[R, C] of whole rows, 0 where padded, and store codes and scales."""
     top = checked_top(tl.max(magnitude(x), 1), flag)
     tl.store(scale + row, scale_of(top, SLICES), mask=row < count)
-    store_codes(x, inverse_of(top, SLICES), hi, lo, place, inside, SLICES)
+    store_codes(code_of(x, inverse_of(top, SLICES)[:, None]), hi, lo, place, inside, SLICES)
 
 
 @triton.jit
@@ -108,29 +95,9 @@ def _quantise_weight(
     else:
         step, inverse = scale_of(top, 1), inverse_of(top, 1)
     ratio = tl.where(inverse[:, None] > 0.0, values * inverse[:, None], 0.0)
-    code = i32_of_small(tl.minimum(tl.maximum(ratio, -LAST_CODE), LAST_CODE))
+    code = i32_of_small(tl.minimum(tl.maximum(ratio, -CODE_1), CODE_1))
     tl.store(hi + place, code.to(tl.int8), mask=inside)
     tl.store(scale + row, step, mask=row < count)
-
-
-@triton.jit
-def _transpose(x, y, height, width, SIDE: tl.constexpr):
-    """Each program transposes one square of x int8[height, width] into y."""
-    row = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
-    column = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
-    inside = (row < height)[:, None] & (column < width)[None, :]
-    square = tl.load(x + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0)
-    across = (column < width)[:, None] & (row < height)[None, :]
-    tl.store(y + column.to(tl.int64)[:, None] * height + row[None, :], tl.trans(square), mask=across)
-
-
-def transposed(x: Tensor) -> Tensor:
-    """int8[R, C] → int8[C, R], a copy."""
-    height, width = x.shape
-    y = empty((width, height), torch.int8)
-    grid = (triton.cdiv(height, SIDE), triton.cdiv(width, SIDE))
-    launch(_transpose, grid, x, y, height, width, SIDE=SIDE, num_warps=SIDE_WARPS)
-    return y
 
 
 def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
@@ -143,7 +110,7 @@ def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
     count, width = w.shape
     hi, scale = empty((count, width), torch.int8), empty((count,), torch.float32)
     tile = row_tile(width, WEIGHT_VALUES, WEIGHT_LANE)
-    numbers = {"LSQ": rule == "lsq", "MEAN": reciprocal(width), "LOG_TERMS": ceil_log2(width)}
+    numbers = {"LSQ": rule == "lsq", **mean_over(width)}
     launch(
         _quantise_weight, (triton.cdiv(count, tile["ROWS"]),), w, hi, scale, flag, count, WIDTH=width, **numbers, **tile
     )

@@ -13,16 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import Rope, Rows
+from kernels.nvidia.elementary import LOG2_E
 from kernels.nvidia.layers import inverse_rms, through_norm
 from kernels.nvidia.numbers import (
-    LOG2_E,
     bf16,
-    ceil_log2,
     checked_top,
     code_of,
     from_bits,
     i64_of,
     inverse_of,
+    inverse_root,
     launch,
     magnitude,
     power_of_two,
@@ -31,7 +31,7 @@ from kernels.nvidia.numbers import (
     summed,
 )
 from kernels.nvidia.quantise import empty_rows
-from kernels.nvidia.tiles import reciprocal, row_tile, rows_of_tile
+from kernels.nvidia.tiles import mean_over, row_tile, rows_of_tile
 
 PAIRS, LANE = 2048, 16  # pairs of a program, of a thread
 BACK_PAIRS, BACK_LANE = 1024, 8
@@ -98,7 +98,7 @@ def rotate_rows(y: Tensor, rope: Rope, eps: np.float32, query: bool, flag: Tenso
     count = y.numel() // (2 * pairs)
     rows = empty_rows(count, 2 * pairs, 1)
     tile = row_tile(pairs, PAIRS, LANE)
-    numbers = {"FACTOR": query_factor(2 * pairs) if query else 1.0, **_constants(pairs)}
+    numbers = {"FACTOR": _query_factor(2 * pairs) if query else 1.0, "WIDTH": pairs, **mean_over(2 * pairs)}
     words = (y.view(torch.int32), rope.cos, rope.sin, float(eps), rows.hi.view(torch.int16), rows.scale, flag)
     launch(_rotate_rows, (triton.cdiv(count, tile["ROWS"]),), *words, *_heads(y, count), sequence, **numbers, **tile)
     return rows
@@ -149,12 +149,8 @@ def rotate_backward(dz: Tensor, y: Tensor, rope: Rope, eps: np.float32, flag: Te
     tile = row_tile(pairs, BACK_PAIRS, BACK_LANE)
     words = (dz.view(torch.int64), y.view(torch.int32), rope.cos, rope.sin, float(eps), out.view(torch.int32), flag)
     grid = (triton.cdiv(count, tile["ROWS"]),)
-    launch(_rotate_backward, grid, *words, *_heads(y, count), sequence, **_constants(pairs), **tile)
+    launch(_rotate_backward, grid, *words, *_heads(y, count), sequence, WIDTH=pairs, **mean_over(2 * pairs), **tile)
     return out
-
-
-def _constants(pairs: int) -> dict[str, float]:
-    return {"WIDTH": pairs, "MEAN": reciprocal(2 * pairs), "LOG_TERMS": ceil_log2(2 * pairs)}
 
 
 def _heads(y: Tensor, count: int) -> tuple[int, int]:
@@ -162,6 +158,6 @@ def _heads(y: Tensor, count: int) -> tuple[int, int]:
     return count, count // max(1, len(y))
 
 
-def query_factor(width: int) -> float:
+def _query_factor(width: int) -> float:
     """log₂e · (1 ÷ √E), each rounded to float32 on the host."""
-    return float(np.float32(LOG2_E.value) * (np.float32(1) / np.sqrt(np.float32(width))))
+    return float(np.float32(LOG2_E.value) * np.float32(inverse_root(width)))

@@ -7,21 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import Rows
-from kernels.nvidia.numbers import (
-    bf16,
-    checked_top,
-    f32_of_bf16,
-    inverse_of,
-    launch,
-    magnitude,
-    scale_of,
-    sigmoid,
-)
-from kernels.nvidia.quantise import empty_rows, store_codes
+from kernels.nvidia.codes import store_codes
+from kernels.nvidia.elementary import sigmoid
+from kernels.nvidia.numbers import bf16, checked_top, code_of, f32_of_bf16, inverse_of, launch, magnitude, scale_of
+from kernels.nvidia.quantise import empty_rows
 from kernels.nvidia.tiles import WIDEST, next_power, previous_power
 
 ROW_VALUES, ROW_LANE = 2048, 24  # of a program, of a thread
-BACK_ROWS, BACK_COLUMNS, BACK_WARPS = 4, 512, 8  # 5,632 is eleven times 512
+BACK_ROWS, BACK_COLUMNS, BACK_WARPS = 4, 512, 4  # 5,632 is eleven times 512
 
 
 def _split(width: int) -> tuple[int, int]:
@@ -64,10 +57,10 @@ def _swiglu_rows(
         right, right_place, right_inside = _gated(gate_up, row, count, WIDTH, FIRST, REST)
         top = tl.maximum(top, tl.max(magnitude(right), 1))
     top = checked_top(top, flag)
-    inverse = inverse_of(top, SLICES)
-    store_codes(left, inverse, hi, lo, left_place, left_inside, SLICES)
+    inverse = inverse_of(top, SLICES)[:, None]
+    store_codes(code_of(left, inverse), hi, lo, left_place, left_inside, SLICES)
     if REST > 0:
-        store_codes(right, inverse, hi, lo, right_place, right_inside, SLICES)
+        store_codes(code_of(right, inverse), hi, lo, right_place, right_inside, SLICES)
     tl.store(scale + row, scale_of(top, SLICES), mask=row < count)
 
 

@@ -6,16 +6,17 @@ registers. Narrow rows share a program, so that none has too little to do.
 
 from __future__ import annotations
 
-import numpy as np
 import triton
 import triton.language as tl
+
+from kernels.nvidia.numbers import ceil_log2, reciprocal
 
 WIDEST = 16_384  # the widest row that one program holds in registers
 
 
 def next_power(n: int) -> int:
     """The smallest power of two ≥ n, for n ≥ 1."""
-    return 1 << (n - 1).bit_length()
+    return 1 << ceil_log2(n)
 
 
 def previous_power(n: int) -> int:
@@ -35,9 +36,9 @@ def row_tile(width: int, values: int, lane: int) -> dict[str, int]:
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // (32 * lane)))}
 
 
-def reciprocal(n: int) -> float:
-    """f32(1/n), rounded once on the host."""
-    return float(np.float32(1) / np.float32(n))
+def mean_over(terms: int) -> dict[str, float]:
+    """What a mean over so many terms takes: MEAN, to multiply their fixed sum by, and LOG_TERMS, of that sum."""
+    return {"MEAN": reciprocal(terms), "LOG_TERMS": ceil_log2(terms)}
 
 
 @triton.jit

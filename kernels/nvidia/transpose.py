@@ -14,24 +14,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interface import Part, Rows
+from kernels.interface import GradientSlices, Part, Rows
+from kernels.nvidia.codes import store_codes, store_slices
 from kernels.nvidia.numbers import (
     INFINITE,
     checked_top,
     code_of,
     empty,
     f32_of_bf16,
-    high_of,
     inverse_of,
     launch,
-    low_of,
     magnitude,
     scale_of,
     zeros,
 )
 
-MAXIMA = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 8}
-CODES = {"BLOCK_T": 128, "BLOCK_O": 64, "num_warps": 8}
+MAXIMA = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 4}
+CODES = {"BLOCK_T": 64, "BLOCK_O": 128, "num_warps": 8}
 TRANSPOSE = {"BLOCK_R": 128, "BLOCK_C": 128, "num_warps": 4}
 
 
@@ -105,45 +104,40 @@ def _finish(top, scale, at, inside, writes, flag, SLICES: tl.constexpr):
 
 
 @triton.jit
-def _store(hi, lo, at, code, inside, SLICES: tl.constexpr):
-    if SLICES == 1:
-        tl.store(hi + at, code.to(tl.int8), mask=inside)
-    else:
-        tl.store(hi + at, high_of(code), mask=inside)
-        tl.store(lo + at, low_of(code), mask=inside)
-
-
-@triton.jit
 def _codes(
     dy1, dy2, dy3, w1, w2, w3, x_scale, token_top, channel_top, token_scale, channel_scale,
-    token_hi, token_lo, channel_hi, channel_lo, flag, T, O1, O2, O3, TOTAL, SLICES: tl.constexpr, TWO: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr,
+    token_hi, token_lo, channel_hi, channel_lo, flag, T, O1, O2, O3, TOTAL, BY_TOKEN: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, TWO: tl.constexpr, PARTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
-    """Codes of a tile by token, and by channel in the transpose."""
+    """Codes of a tile by token, and by channel in the transpose, in BY_TOKEN and BY_CHANNEL slices."""
     tile, band = tl.program_id(0), tl.program_id(1)
     dy, part, width, begin, place = _part(tile, dy1, dy2, dy3, O1, O2, O3, PARTS, BLOCK_O)
     weight_scale, _, _, _, _ = _part(tile, w1, w2, w3, O1, O2, O3, PARTS, BLOCK_O)
     t, o = band * BLOCK_T + tl.arange(0, BLOCK_T), place * BLOCK_O + tl.arange(0, BLOCK_O)
     in_t, in_o = t < T, o < width
     gradient = _load(dy, t, o, T, width)  # under way while the scales are made
-    token_inverse = _finish(token_top, token_scale, part * T + t, in_t, place == 0, flag, SLICES)
-    channel_inverse = _finish(channel_top, channel_scale, begin + o, in_o, band == 0, flag, SLICES)
+    token_inverse = _finish(token_top, token_scale, part * T + t, in_t, place == 0, flag, BY_TOKEN)
+    channel_inverse = _finish(channel_top, channel_scale, begin + o, in_o, band == 0, flag, BY_CHANNEL)
     by_token, by_channel = _scaled(gradient, weight_scale, x_scale, t, o, T, width, TWO)
     at = t.to(tl.int64)[:, None] * TOTAL + (begin + o)[None, :]
     inside = in_t[:, None] & in_o[None, :]
-    _store(token_hi, token_lo, at, code_of(by_token, token_inverse[:, None]), inside, SLICES)
+    store_codes(code_of(by_token, token_inverse[:, None]), token_hi, token_lo, at, inside, BY_TOKEN)
     at = (begin + o).to(tl.int64)[:, None] * T + t[None, :]
     inside = in_o[:, None] & in_t[None, :]
-    _store(channel_hi, channel_lo, at, tl.trans(code_of(by_channel, channel_inverse[None, :])), inside, SLICES)
+    code = tl.trans(code_of(by_channel, channel_inverse[None, :]))
+    if BY_CHANNEL == 1:
+        tl.store(channel_hi + at, code.to(tl.int8), mask=inside)
+    else:
+        store_slices(channel_hi, channel_lo, at, code + 128, inside)
 
 
-def gradient_codes(x: Rows, parts: tuple[Part, ...], slices: int, flag: Tensor) -> GradientCodes:
+def gradient_codes(x: Rows, parts: tuple[Part, ...], slices: GradientSlices, flag: Tensor) -> GradientCodes:
     """Codes of the parts' dY·scale_w by token and of dY·scale_x by channel over the unit's tokens, for rows x."""
     tokens, widths = x.hi.shape[0], [part.dy.shape[1] for part in parts]
     total, count = sum(widths), len(parts)
     tops, scales = zeros((count * tokens + total,), torch.int32), empty((count * tokens + total,), torch.float32)
-    by_token = empty((slices, tokens, total), torch.int8)
-    by_channel = empty((slices, total, tokens), torch.int8)
+    by_token = empty((slices.input, tokens, total), torch.int8)
+    by_channel = empty((slices.weight, total, tokens), torch.int8)
     result = GradientCodes(
         *(by_token[0], by_token[-1], by_channel[0], by_channel[-1]),
         *(scales[: count * tokens].view(count, tokens), scales[count * tokens :]),
@@ -155,8 +149,8 @@ def gradient_codes(x: Rows, parts: tuple[Part, ...], slices: int, flag: Tensor) 
     constants = {"TWO": x.lo is not None, "PARTS": count}
     launch(_maxima, _grid(tokens, widths, MAXIMA), *inputs, *sizes, **constants, **MAXIMA)
     outputs = [result.token_scale, result.channel_scale, *result[:4], flag]
-    grid = _grid(tokens, widths, CODES)
-    launch(_codes, grid, *inputs, *outputs, *sizes, total, SLICES=slices, **constants, **CODES)
+    constants |= {"BY_TOKEN": slices.input, "BY_CHANNEL": slices.weight}
+    launch(_codes, _grid(tokens, widths, CODES), *inputs, *outputs, *sizes, total, **constants, **CODES)
     return result
 
 

@@ -145,14 +145,16 @@ def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw |
 
 def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
     """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
-    memory, backend = plan_for(run.spec, "step"), engine.load_backend(backend_name)
+    backend = engine.load_backend(backend_name)
+    memory = plan_for(run.spec, "step", backend.device_memory())
     made = [k for k in checkpoint.steps(run.store) if k <= step]
     if not made:
         raise Refused(f"no checkpoint at or before step {step} was published")
     first = made[-1]
     report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
-    loaded = checkpoint.load(run.store, run.ledger, first, moments(run.spec, memory, run.store))
-    state, began = loaded.placed(backend.to_device), time.monotonic()
+    place = moments(run.spec, memory, run.store)
+    state = checkpoint.load(run.store, run.ledger, first, place).placed(backend.to_device)
+    began = time.monotonic()
     gradient: dict[str, np.ndarray] = {}
     while True:
         done = state.step - first
@@ -203,8 +205,8 @@ def _proof(
 
 
 def _audit_initial(run: Run, backend_name: str, key: Key | None) -> Verdict:
-    plan_for(run.spec, "initial")
     began, backend = now(), engine.load_backend(backend_name)
+    plan_for(run.spec, "initial", backend.device_memory())
     state = engine.initial_state(run.spec, backend)
     found, digests = root(state)
     recorded = run.ledger.header.initial_root

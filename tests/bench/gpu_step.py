@@ -1,6 +1,6 @@
 """A step of the 1.608 B shape on a GPU beside stock PyTorch, in the same run; and where its time goes.
 
-    python -m tests.bench.gpu_step [--backend nvidia] [--windows 32] [--unit-windows 4] [--slices 1] [--micro 8] [--rounds 2]
+    python -m tests.bench.gpu_step [--windows 32] [--unit-windows 4] [--slices 1] [--micro 8] [--rounds 2]
     python -m tests.bench.gpu_step --tiny --backend cpu      # does it run at all? no GPU needed
 
 A step of ours is everything from tokens to the digested next state; the peer's (gpu_stock.py) is forward, backward,
@@ -10,7 +10,7 @@ so that the allocator has its memory again. The ratio is the median over rounds 
 Then one more step of ours with an event before and after each call of the backend, which says what share of the step
 each class of kernels takes, and how near each is to its floor: the longer of the time that its integer products take
 at the rate of the fastest large int8 product seen here, and the time that its operands and results take to be moved
-once at the rate of a large copy. Scores or logits made twice are counted once. Prints a Markdown table, then one JSON
+once at the rate of a large copy (gpu_calls.py counts both). Prints a Markdown table, then one JSON
 line.
 """
 
@@ -25,143 +25,21 @@ import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import kernels
 from kernels import canonical
-from kernels.interface import AttentionShape, Rows, Weight
-from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 from model.state import State, initial_state
 from model.step import StepRecord, step
-from tests.bench.gpu_stock import Compiled, Trainer, parameters_of
+from tests.bench.gpu_calls import CLASS_OF, CLASSES, Timed
+from tests.bench.gpu_stock import Compiled, Trainer, device_of, parameters_of
+from tests.bench.shapes import OPEN_1B, TINY, lsq, run_of
 
-OPEN_1B = ModelSpec(vocab=128_256, d_model=2048, layers=24, heads=16, kv_heads=4, head_dim=128, ffn=5632)
-TINY = ModelSpec(
-    vocab=512, d_model=64, layers=3, heads=4, kv_heads=2, head_dim=16, ffn=96, seq_len=64, window=16, full_every=2
-)
-CLASSES = {
-    "attention forward": ("attention",),
-    "attention backward": ("attention_backward",),
-    "linears forward": ("project", "project_add"),
-    "linears backward": ("linear_backward",),
-    "head": ("head", "head_backward"),
-    "row-wise": (
-        *("embed", "embed_backward", "norm_bf16", "norm_rows", "norm_backward", "quantise_rows"),
-        *("rotate_rows", "rotate_backward", "swiglu_rows", "swiglu_backward"),
-    ),
-    "weights' codes": ("quantise_weight",),
-    "optimizer": ("new_sums", "square_rows", "fixed_sum", "adamw"),
-    "digests": ("leaves_of",),
-    "transfers": ("to_device", "to_host"),
-}
-CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
 ONCE_A_STEP = ("weights' codes", "optimizer", "digests")
 DIGESTED_BYTES = 20  # of a parameter: weight and moments f32, gradient i64
-
-
-# Of a call's arguments: operations of its integer products, and which arguments are both read and written.
-OPERATIONS: dict[str, Callable[..., float]] = {
-    "project": lambda x, w: 2 * slices(x) * len(x.hi) * size(w.hi),
-    "project_add": lambda x, w, _residual: 2 * slices(x) * len(x.hi) * size(w.hi),
-    "linear_backward": lambda x, parts, n, _flag: 4 * n * len(x.hi) * sum(size(part.weight.hi) for part in parts),
-    "attention": lambda q, _k, _v, shape: 3 * 2 * shape.width * pairs(shape, len(q.hi)),
-    "attention_backward": lambda q, *others: 10 * 2 * others[-2].width * pairs(others[-2], len(q.hi)),
-    "head": lambda x, w, *_: 2 * 2 * len(x.hi) * size(w.hi),
-    "head_backward": lambda x, w, *_: 6 * 2 * len(x.hi) * size(w.hi),
-}
-READ_AND_WRITTEN = {"head_backward": (4,), "adamw": (0, 1, 2)}
-# Where bytes moved are not those of the arguments: tables of which few rows are touched, and calls that move nothing.
-MOVED: dict[str, Callable[..., float]] = {
-    "embed": lambda table, tokens: 6 * len(tokens) * table.shape[1],
-    "embed_backward": lambda dx, *_: 9 * size(dx),
-    "to_device": lambda *_: 0,
-    "to_host": lambda *_: 0,
-}
-
-
-class Call(NamedTuple):
-    """One call of a backend's function: marks before and after it, and what it does at least."""
-
-    name: str
-    before: Any
-    after: Any
-    operations: float
-    size: float
-
-
-class Timed:
-    """A backend that notes for each call when it began and ended, and what it does at least."""
-
-    def __init__(self, backend: ModuleType, gpu: bool) -> None:
-        self._backend, self._gpu, self.calls = backend, gpu, list[Call]()
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._backend, name)
-        if name not in CLASS_OF:
-            return function
-
-        def call(*arguments: Any) -> Any:
-            before = self._mark()
-            result = function(*arguments)
-            self.calls.append(Call(name, before, self._mark(), *work(name, arguments, result)))
-            return result
-
-        return call
-
-    def _mark(self) -> Any:
-        if not self._gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, call: Call) -> float:
-        """How long a call took; on a GPU everything must have ended."""
-        return call.before.elapsed_time(call.after) / 1e3 if self._gpu else call.after - call.before
-
-
-def size(x: Any) -> int:
-    """Bytes of an array, or of those in a tuple; a weight's second layout is its backend's own affair."""
-    if isinstance(x, Weight):
-        x = x[:2]
-    if isinstance(x, tuple):
-        return sum(map(size, x))
-    return x.nbytes if isinstance(x, np.ndarray | Tensor) else 0
-
-
-def work(name: str, arguments: tuple[Any, ...], result: Any) -> tuple[float, float]:
-    """(operations of integer products, a multiplication and an addition being two; bytes moved) of a call at least."""
-    operations = OPERATIONS[name](*arguments) if name in OPERATIONS else 0
-    if name in MOVED:
-        return operations, MOVED[name](*arguments)
-    again = sum(size(arguments[place]) for place in READ_AND_WRITTEN.get(name, ()))
-    sums = sum(size(part.sums) for part in arguments[1]) if name == "linear_backward" else 0
-    return operations, size(arguments) + size(result) + again + sums
-
-
-def slices(rows: Rows) -> int:
-    """How many int8 products a product with these rows takes."""
-    return 1 if rows.lo is None else 2
-
-
-def pairs(shape: AttentionShape, rows: int) -> int:
-    """How many (query, key) pairs are seen, over all heads and windows; rows are heads × tokens."""
-    seen = min(shape.window, shape.sequence)
-    return rows // shape.sequence * (shape.sequence * seen - seen * (seen - 1) // 2)
-
-
-def run_of(model: ModelSpec, windows: int, unit_windows: int, slices: Any = 1) -> RunSpec:
-    """A run of steps of so many windows; `slices` of each linear's output gradient."""
-    phases = (Phase(from_tokens=0, windows=windows),)
-    total = model.seq_len * windows * 1000
-    schedule = ScheduleSpec(peak_lr="0.0001", warmup_tokens=0, total_tokens=total, phases=phases)
-    gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
-    numerics = NumericsSpec(weight_scale="lsq", unit_windows=unit_windows, **gradients)
-    return RunSpec(name="bench", seed=1, model=model, numerics=numerics, schedule=schedule)
 
 
 def timed(call: Callable[[], object], gpu: bool, repeats: int = 1) -> float:
@@ -204,8 +82,8 @@ class Race:
     def __init__(self, backend: ModuleType, asked: argparse.Namespace, device: torch.device) -> None:
         self.backend, self.asked, self.gpu = backend, asked, device.type == "cuda"
         model = TINY if asked.tiny else OPEN_1B
-        counts = (asked.windows, asked.unit_windows)
-        self.run, self.short = (run_of(model, n, asked.unit_windows, asked.slices) for n in counts)
+        numerics = lsq(asked.unit_windows, asked.slices)
+        self.run, self.short = (run_of(model, n, numerics) for n in (asked.windows, asked.unit_windows))
         random = np.random.default_rng(0)
         self.windows = random.integers(0, model.vocab, (asked.windows, model.seq_len + 1))
         self.state: State = initial_state(self.run, backend).placed(backend.to_device)
@@ -291,8 +169,7 @@ def digest_report(rate: float, table: dict[str, dict[str, float]], plain: float,
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """The whole report."""
     backend = kernels.backend(asked.backend)
-    flag = backend.new_flag()
-    device = flag.device if isinstance(flag, Tensor) else torch.device("cpu")
+    device = device_of(backend)
     race, began = Race(backend, asked, device), time.perf_counter()
 
     def say(text: str) -> None:

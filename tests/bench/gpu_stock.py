@@ -210,6 +210,12 @@ class Trainer:
         return torch.from_numpy(np.ascontiguousarray(windows, np.int64)).to(self.device).split(self.micro)
 
 
+def device_of(backend: ModuleType) -> torch.device:
+    """Where a backend's arrays lie."""
+    flag = backend.new_flag()
+    return flag.device if isinstance(flag, Tensor) else torch.device("cpu")
+
+
 def parameters_of(
     backend: ModuleType, weights: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Tensor]:

@@ -30,16 +30,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import kernels
 from kernels import canonical
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec, SpikeSpec
 from model.state import initial_state
 from model.step import evaluate, step
-from tests.bench.gpu_step import TINY
-from tests.bench.gpu_stock import Compiled, Trainer, parameters_of
+from tests.bench.gpu_stock import Compiled, Trainer, device_of, parameters_of
 from tests.bench.python_text import Corpus, corpus
+from tests.bench.shapes import TINY
 
 WINDOWS, UNIT_WINDOWS, HELD_OUT_WINDOWS = 8, 4, 64
 SHAPE = {"d_model": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 128, "ffn": 2816}
@@ -55,7 +54,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "lsq, dW in 2 slices": {"weight_scale": "lsq", "weight_gradient_slices": 2},
     "lsq, down's input in 2 slices": {"weight_scale": "lsq", "down_slices": 2},
 }
-SLOWEST = {"weight_scale": "lsq", **BOTH}
+SLOWEST = "lsq, gradients in 2 slices"
 FIRST_SEED, SECOND_SEED = 1, 2
 Arm = dict[str, Any]
 
@@ -66,8 +65,7 @@ class Study:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked, self.began = asked, time.perf_counter()
         self.backend: ModuleType = kernels.backend(asked.backend)
-        flag = self.backend.new_flag()
-        self.device = flag.device if isinstance(flag, Tensor) else torch.device("cpu")
+        self.device = device_of(self.backend)
         self.text: Corpus = corpus(TINY.seq_len if asked.tiny else 4096, HELD_OUT_WINDOWS, 60 if asked.tiny else None)
         shape = TINY.model_dump() if asked.tiny else SHAPE
         self.model = ModelSpec(**{**shape, "vocab": self.text.vocab})
@@ -93,7 +91,7 @@ class Study:
 
     def _affordable(self) -> int:
         """How many tokens the slowest choice takes in the seconds asked for."""
-        run = self.run(SLOWEST, FIRST_SEED, 1000 * WINDOWS * self.model.seq_len)
+        run = self.run(CHOICES[SLOWEST], FIRST_SEED, 1000 * WINDOWS * self.model.seq_len)
         state, batches = initial_state(run, self.backend).placed(self.backend.to_device), self.batches(FIRST_SEED, 1000)
         step(run, self.backend, state, next(batches))
         began, count = time.perf_counter(), 3

@@ -1,21 +1,40 @@
-"""The two models that are timed: about 10 M and 120 M parameters, windows of 4,096 tokens."""
+"""The models that are timed, and runs of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from model.spec import ModelSpec, Phase, RunSpec, ScheduleSpec
+from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 
 TOKENS = 4096
+# About 10 M and 120 M parameters, for processors.
 SHAPES: dict[str, dict[str, int]] = {
     "10M": {"vocab": 8192, "d_model": 256, "layers": 6, "heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 704},
     "120M": {"vocab": 32768, "d_model": 768, "layers": 12, "heads": 12, "kv_heads": 3, "head_dim": 64, "ffn": 2048},
 }
+# 1.608 B parameters, for GPUs; the recipe's, by a test.
+WIDTHS_1B = {"vocab": 128_256, "d_model": 2048, "heads": 16, "kv_heads": 4, "head_dim": 128, "ffn": 5632}
+OPEN_1B = ModelSpec(**WIDTHS_1B, layers=24)
+# Nothing to time: whether a benchmark runs at all.
+TINY = ModelSpec(
+    vocab=512, d_model=64, layers=3, heads=4, kv_heads=2, head_dim=16, ffn=96, seq_len=64, window=16, full_every=2
+)
 
 
 def spec(size: str, windows: int = 1) -> RunSpec:
-    """A run of one of the shapes, `windows` to a step."""
+    """A run of one of SHAPES, `windows` to a step."""
     shape: dict[str, Any] = {**SHAPES[size], "seq_len": TOKENS, "window": 512, "full_every": 5}
-    phases = (Phase(from_tokens=0, windows=windows),)
-    rates = {"peak_lr": "0.0001", "warmup_tokens": 0, "total_tokens": TOKENS * windows * 1000}
-    return RunSpec(name="bench", seed=1, model=ModelSpec(**shape), schedule=ScheduleSpec(**rates, phases=phases))
+    return run_of(ModelSpec(**shape), windows)
+
+
+def run_of(model: ModelSpec, windows: int, numerics: NumericsSpec | None = None) -> RunSpec:
+    """A run of a thousand steps of so many windows."""
+    rates = {"peak_lr": "0.0001", "warmup_tokens": 0, "total_tokens": model.seq_len * windows * 1000}
+    schedule = ScheduleSpec(**rates, phases=(Phase(from_tokens=0, windows=windows),))
+    return RunSpec(name="bench", seed=1, model=model, numerics=numerics or NumericsSpec(), schedule=schedule)
+
+
+def lsq(unit_windows: int, slices: Any = 1) -> NumericsSpec:
+    """The 1.608 B recipe's weight scales; `slices` of each linear's output gradient."""
+    gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
+    return NumericsSpec(weight_scale="lsq", unit_windows=unit_windows, **gradients)

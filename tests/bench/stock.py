@@ -118,7 +118,7 @@ class Trainer:
 
 
 class Peer:
-    """The peer of one size and dtype in its own process, for `with`."""
+    """The peer of one size and dtype in its own process, until close()."""
 
     def __init__(self, size: str, dtype: str) -> None:
         free = {**os.environ, "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
@@ -129,7 +129,9 @@ class Peer:
         """One step, waited for; the loss in nats."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print("step", file=self.process.stdin, flush=True)
-        return float(self.process.stdout.readline())
+        if answer := self.process.stdout.readline():
+            return float(answer)
+        raise RuntimeError(f"the peer ended with {self.process.wait()}: its own message stands above")
 
     def close(self) -> None:
         """End the process."""

@@ -21,6 +21,7 @@ ROWS = (
     Row("torch operations alone", backend="generic:cpu"),
     Row("torch operations, one thread", backend="generic:cpu", threads=1),
     Row("torch on CUDA", backend="generic:cuda"),
+    Row("Triton on an NVIDIA GPU", backend="nvidia"),
     Row("torch on an Apple GPU", backend="generic:mps"),
     Row("arm64, emulated", emulated=True),
 )

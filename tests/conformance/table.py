@@ -88,7 +88,7 @@ def _missing(row: Row) -> str:
     if row.needs and row.needs not in _flags():
         return f"this processor has no {row.needs}"
     device = row.backend.partition(":")[2]
-    if device == "cuda" and not torch.cuda.is_available():
+    if (device == "cuda" or row.backend == "nvidia") and not torch.cuda.is_available():
         return "no CUDA device"
     if device == "mps" and not torch.backends.mps.is_available():
         return "no Apple GPU"

@@ -28,7 +28,7 @@ from model.schedule import plan
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec
 from model.state import initial_state
 from model.step import gradients, step
-from tests.bench.gpu_step import OPEN_1B
+from tests.bench.shapes import OPEN_1B
 
 SMALL = ModelSpec(
     vocab=2048, d_model=128, layers=3, heads=4, kv_heads=2, head_dim=64, ffn=352, seq_len=320, window=96, full_every=2
@@ -73,12 +73,13 @@ def record(name: str, size: str, file: Path) -> None:
 
 
 def compare(*files: Path) -> int:
-    """0 if every step that is in both files has one record, and there is one."""
+    """0 if both files hold the same steps, one at least, each with one record."""
     both = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
     pairs = list(zip(*both, strict=False))
     differing = [(a["step"], field) for a, b in pairs for field in COMPARED if a[field] != b[field]]
-    print(f"{len(pairs)} steps in both; {differing[:5] if differing else 'every record is equal'}")
-    return 1 if differing or not pairs else 0
+    counts = [len(steps) for steps in both]
+    print(f"{counts} steps; {differing[:5] if differing else 'every record in both is equal'}")
+    return 1 if differing or not pairs or len(set(counts)) > 1 else 0
 
 
 def units(name: str) -> int:

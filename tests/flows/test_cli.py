@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import kernels
 from flows import cli
 from flows.cli import app
+from storage import engine
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
@@ -31,13 +35,39 @@ def test_help_has_an_example(name: str) -> None:
         (("audit", "somewhere", "--initial", "--draw", "2026-11-29"), "the initial state is not drawn"),
         (("verify", "//[x"), "'//[x' is no address"),
         (("doctor", "--backend", "gpu"), "no backend is called 'gpu'"),
-        (("doctor", "--recipe", "demo", "--backend", "reference"), "counted for the cpu backend"),
+        (("doctor", "--recipe", "demo", "--backend", "reference"), "counted for the backends cpu and nvidia, not"),
         (("doctor", "--recipe", "demo", "--run", "somewhere"), "either --recipe NAME or --run ADDRESS"),
         (("frobnicate",), "frobnicate"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], said: str) -> None:
     assert said in verbatim(*arguments, expect=2).stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the GPU that these must miss")
+@pytest.mark.parametrize(
+    "arguments",
+    [("doctor",), ("audit", "somewhere", "--step", "1"), ("train", "demo", "--folder", "runs/nowhere")],
+)
+def test_without_a_gpu_the_nvidia_backend_is_one_clear_error(api: str, arguments: tuple[str, ...]) -> None:
+    said = verbatim(*arguments, "--backend", "nvidia", expect=2).stderr
+    what, cause, after = said[said.index("error: ") :].strip().splitlines()
+    assert "backend 'nvidia' does not run on this machine" in what and "finds no CUDA device" in what
+    assert cause.startswith("  likely cause: there is no NVIDIA GPU") and after.startswith("  next: nvidia-smi")
+
+
+@pytest.mark.parametrize("name", ["train", "audit", "doctor"])
+def test_help_names_every_backend(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"]).output
+    assert all(backend in shown.split("--backend", 1)[1] for backend in kernels.BACKENDS)
+
+
+def test_doctor_says_what_a_recipe_takes_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(device_memory=lambda: 80 * 2**30)
+    monkeypatch.setattr(engine, "load_backend", {"nvidia": gpu}.__getitem__)
+    shown = CliRunner().invoke(app, ["doctor", "--backend", "nvidia", "--recipe", "open_1b"]).output
+    assert "training: " in shown and " GB of 75.16; beside it 21.98 GB of the machine's memory" in shown
+    assert "sums 12.86, codes 2.69, activations" in shown and "plan: keeps every activation" in shown
 
 
 def test_a_missing_beacon_names_what_to_write(tmp_path: Path) -> None:

@@ -44,3 +44,20 @@ def test_a_fork_has_threads_of_its_own() -> None:
     if child == 0:
         os._exit(0 if digest.tensor_digest("x", array) == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (0, 3), (2, 3), (700, 100), (16385, 17)])
+@pytest.mark.parametrize("kind", ["float32", "int64"])
+def test_zeros_are_known_by_their_leaves(shape: tuple[int, ...], kind: str) -> None:
+    array = np.zeros(shape, kind)
+    assert digest.is_zero(array, digest.leaves(array))
+    for place in {0, array.size - 1} if array.size else ():
+        array.reshape(-1)[place] = -1
+        assert not digest.is_zero(array, digest.leaves(array))
+        array.reshape(-1)[place] = 0
+
+
+def test_a_head_is_of_its_own_name_type_and_shape() -> None:
+    arrays = [np.zeros(6, "f4"), np.zeros((2, 3), "f4"), np.zeros(3, "i8")]  # of the same bytes
+    digests = {digest.tensor_digest(name, array) for name in "xy" for array in arrays for _ in range(2)}
+    assert len(digests) == 6

@@ -8,15 +8,19 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from model import memory
-from model.memory import MemoryPlan
+from kernels import reference
+from model import device_memory, memory
+from model.memory import KEEP_ALL, MemoryPlan
 from storage import checkpoint
 from storage import memory as machine
 from storage.advance import advance
+from storage.audit import replay
 from storage.engine import load_backend
 from storage.errors import Refused, StorageError
 from storage.store import LocalStore, MemoryStore
 from storage.training import resume, train_segment
+from tests.model import tiny
+from tests.model.recipes import run_spec
 from tests.storage import small
 from tests.storage.conftest import Small
 
@@ -80,6 +84,61 @@ def test_too_little_memory_is_refused_with_both_numbers(begun: Small) -> None:
             with pytest.raises(Refused, match=f"{need / 1e9:,.1f} GB.* offers {room / 1e9:,.1f} GB"):
                 train_segment(begun.run(), "cpu", checkpoint_every=5, diagnostics_every=5)
     assert begun.store.list("segments/") == []
+
+
+def test_a_device_s_memory_is_planned_by_its_own_counts() -> None:
+    """Each of them too small by a byte is refused, with both numbers and by its name."""
+    run = run_spec("open_1b")
+    least, whole = (
+        memory.total(device_memory.needs(run, plan, "training"))
+        for plan in (memory.leanest(run, "training", device_memory.needs), KEEP_ALL)
+    )
+    beside = device_memory.on_host(run, "training")
+    with mock.patch.object(machine, "available", return_value=beside):
+        assert machine.plan_for(run, "training", device_of(whole)) == KEEP_ALL
+        assert machine.plan_for(run, "training", device_of(whole - 1)).slowdown() > 1
+        assert not machine.plan_for(run, "training", device_of(least)).map_moments
+        with pytest.raises(Refused, match=rf"{least / 1e9:,.1f} GB of a GPU's memory .* this GPU offers") as caught:
+            machine.plan_for(run, "training", device_of(least - 1))
+        assert "--backend nvidia --recipe" in caught.value.next_step
+        found = {f.piece: f for f in machine.forecast(run, device_of(whole))}["training"]
+        assert found.fits and found.on_disk == 0 and found.document()["on_host"] == beside
+    with mock.patch.object(machine, "available", return_value=beside - 1):
+        with pytest.raises(Refused, match=f"{beside / 1e9:,.1f} GB of memory beside the GPU's, this machine offers"):
+            machine.plan_for(run, "training", device_of(whole))
+        assert not {f.piece: f for f in machine.forecast(run, device_of(whole))}["training"].fits
+
+
+@pytest.mark.parametrize(
+    ("size", "found"), [({"ffn": 16_385}, "ffn is 16,385"), ({"head_dim": 258}, "head_dim is 258"), ({}, "")]
+)
+def test_sizes_that_a_device_s_kernels_do_not_take_are_refused_first(size: dict[str, int], found: str) -> None:
+    run, room = tiny.spec(**size), 10**12
+    assert machine.plan_for(run, "training") and machine.forecast(run)
+    if not found:
+        assert machine.plan_for(run, "training", room) and machine.forecast(run, room)
+        return
+    for ask in (lambda: machine.plan_for(run, "step", room), lambda: machine.forecast(run, room)):
+        with pytest.raises(Refused, match=found):
+            ask()
+    machine.plan_for(run, "initial", room)  # which torch draws
+
+
+def device_of(room: int) -> int:
+    """The free bytes of a device of which so many may be planned with."""
+    return -(-room * machine.DEVICE_SHARE[1] // machine.DEVICE_SHARE[0])
+
+
+def test_work_on_a_device_asks_for_its_memory_before_it_begins(made: Small, tmp_path: Path) -> None:
+    with small.stand_in(), mock.patch.object(reference, "device_memory", return_value=10**8):
+        with pytest.raises(Refused, match=r"training takes .* of a GPU's memory"):
+            train_segment(made.run(), "any", checkpoint_every=5, diagnostics_every=5)
+        with pytest.raises(Refused, match=r"training takes .* of a GPU's memory"):
+            small.begin(tmp_path, MemoryStore("run"), MemoryStore("mix"))
+        with pytest.raises(Refused, match=r"one step takes .* of a GPU's memory"):
+            replay._replay(made.run(), 1, "any", lambda progress: None)
+        with pytest.raises(Refused, match=r"initial weights takes .* of a GPU's memory"):
+            replay._audit_initial(made.run(), "any", None)
 
 
 def test_a_run_that_cannot_be_trained_here_is_not_begun(tmp_path: Path) -> None:

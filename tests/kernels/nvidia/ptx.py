@@ -1,4 +1,4 @@
-"""Every Triton kernel of the NVIDIA backend, compiled without a GPU and read: `python -m tests.kernels.nvidia.ptx`.
+"""Every Triton kernel of the NVIDIA backend, compiled without a GPU and read: `make ptx`.
 
 A whole step runs on meta tensors, which have shapes and no values, while each launch only compiles its kernel: so what
 is read is what would run, in each specialisation that these shapes bring about (an argument that is 1, divisible by 16,
@@ -6,7 +6,7 @@ or beyond 32 bits; each constant). It must fit the processor's shared memory, an
 
     PTX     no float instruction but those in EXACT: no fused multiply-add, no .approx, no .ftz, no other float type
     TTIR    no reduction, scan, dot or atomic of floats, save maxima in kernels of MAY_TAKE_MAXIMA
-    TTIR    no float + − × ÷ that a loop carries from turn to turn, save in kernels of MAY_CARRY
+    TTIR    no float + − × ÷ that a loop carries from turn to turn
 
 Prints one line for each finding and one for the count; exits with 1 where there is a finding.
 """
@@ -35,6 +35,7 @@ from triton.runtime.jit import JITFunction
 from kernels.interface import AdamScalars
 from model.spec import NumericsSpec, RunSpec
 from model.transformer import network, unit_gradients, unit_loss
+from tests.bench.shapes import WIDTHS_1B
 from tests.kernels.nvidia import loops
 from tests.model import tiny
 
@@ -45,8 +46,6 @@ SHARED_MEMORY = {90: 227 * 1024, 80: 163 * 1024}  # bytes that one block may hav
 MAY_TAKE_MAXIMA = {
     "kernels.nvidia.attention._attend": "scores are finite and never −0: two live scales' product never underflows",
 }
-# Kernel → why its loop-carried float arithmetic has one order only, the reference's.
-MAY_CARRY: dict[str, str] = {}
 EXACT = re.compile(
     r"(add|sub|mul|div|sqrt)\.rn\.f32"
     r"|cvt\.rn\.f32\.[su](8|16|32|64)"
@@ -116,8 +115,7 @@ def findings(compiled: Compiled) -> list[str]:
         wrong.append(f"needs {compiled.shared} bytes of shared memory, a block may have {limit}")
     wrong += [f"PTX: {line}" for line in inexact(compiled.ptx)]
     wrong += [f"TTIR: {line}" for line in loops.float_reductions(compiled.ttir, compiled.name in MAY_TAKE_MAXIMA)]
-    if compiled.name not in MAY_CARRY:
-        wrong += [f"carried by a loop: {line}" for line in loops.carried(compiled.ttir)]
+    wrong += [f"carried by a loop: {line}" for line in loops.carried(compiled.ttir)]
     return [f"{compiled.name} for sm_{compiled.architecture}: {text}" for text in dict.fromkeys(wrong)]
 
 
@@ -146,8 +144,7 @@ def step(backend: ModuleType, run: RunSpec) -> None:
     for name, shape in m.shapes().items():
         backend.square_rows(sums[name], np.float32(2.0**-40))
         backend.adamw(weights[name], meta(shape), meta(shape), sums[name], scalars)
-        for tensor in (weights[name], sums[name]):
-            importlib.import_module(f"{PACKAGE}.digest").digests(tensor)
+        importlib.import_module(f"{PACKAGE}.digest").digests({"weights": weights[name], "sums": sums[name]})
     rows = [shape[0] if len(shape) > 1 else 1 for shape in m.shapes().values()]
     for length in (1, sum(rows)):
         backend.fixed_sum(meta((1, length)), flag)
@@ -157,13 +154,12 @@ def runs() -> Iterator[tuple[tuple[int, ...], RunSpec]]:
     """The recipe's widths and lengths, units of four windows and of one; the demo's; and sizes that nothing divides.
 
     With the architectures to compile for: the second where constants differ, not where only divisibility does."""
-    wide = {"vocab": 128256, "d_model": 2048, "ffn": 5632, "heads": 16, "kv_heads": 4, "head_dim": 128}
     demo = {"vocab": 4096, "d_model": 192, "ffn": 512, "heads": 3, "kv_heads": 1, "head_dim": 64}
     odd = {"vocab": 97, "d_model": 50, "ffn": 83, "heads": 3, "kv_heads": 1, "head_dim": 18}
     both, newest = ARCHITECTURES, ARCHITECTURES[:1]
     for architectures, slices, rule, units, shape, length in (
-        (both, 1, "lsq", 4, wide, 4096),
-        (both, 2, "max", 1, wide, 4096),
+        (both, 1, "lsq", 4, WIDTHS_1B, 4096),
+        (both, 2, "max", 1, WIDTHS_1B, 4096),
         (newest, 1, "max", 1, demo, 4096),
         (newest, 1, "max", 3, odd, 37),
         (both, 2, "lsq", 1, odd, 37),
@@ -171,10 +167,8 @@ def runs() -> Iterator[tuple[tuple[int, ...], RunSpec]]:
         gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
         numbers = NumericsSpec(weight_scale=rule, **gradients, down_slices=slices, unit_windows=units)
         window = min(512, length - 5)
-        yield (
-            architectures,
-            tiny.spec(seq_len=length, windows=units, numerics=numbers, layers=2, window=window, **shape),
-        )
+        run = tiny.spec(seq_len=length, windows=units, numerics=numbers, layers=2, window=window, **shape)
+        yield architectures, run
 
 
 def modules() -> list[ModuleType]:
@@ -211,10 +205,10 @@ def check() -> tuple[list[Compiled], list[str]]:
         compiled += new
     compiled = list(dict.fromkeys(compiled))
     wrong = [text for one in compiled for text in findings(one)]
-    known = kernels([part for part in parts if part.__name__ != f"{PACKAGE}.numbers"])
+    known = kernels(parts)
     missing = known - {one.name for one in compiled}
     wrong += [f"{name}: launched by no step of these shapes, so nobody has read it" for name in sorted(missing)]
-    stale = (MAY_CARRY.keys() | MAY_TAKE_MAXIMA.keys()) - known
+    stale = MAY_TAKE_MAXIMA.keys() - known
     wrong += [f"{name} is excepted and does not exist" for name in sorted(stale)]
     return compiled, wrong
 

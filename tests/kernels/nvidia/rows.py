@@ -1,4 +1,4 @@
-"""Inputs for row-wise kernels, on both sides, and their comparison with the reference byte for byte."""
+"""Inputs of kernels, on both sides, and the comparison of row-wise ones with the reference, byte for byte."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def halves(seed: int, shape: tuple[int, ...], kind: str) -> np.ndarray:
 
 
 def on_device(x: Any) -> Any:
-    """A copy of a host array as the backend's tensor, bf16 as int16; anything else stays."""
+    """Copies of an array, or of those in a named tuple, as the backend's tensors: bf16 as int16, a weight with its
+    transpose; anything else stays."""
+    if isinstance(x, Weight):
+        return Weight(on_device(x.hi), on_device(x.scale), on_device(x.hi.T))
     if not isinstance(x, np.ndarray):
         return type(x)(*map(on_device, x)) if isinstance(x, tuple) else x
     return torch.from_numpy((x.view(np.int16) if x.dtype == np.uint16 else x).copy())

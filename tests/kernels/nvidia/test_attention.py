@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from kernels.reference.attention import attention as reference
 from kernels.reference.attention import attention_backward as reference_backward
 from kernels.reference.numbers import bf16
 from kernels.reference.quantise import quantise
+from tests.kernels.nvidia.rows import on_device
 
 Case = tuple[Rows, Rows, Rows, np.ndarray]
 SHAPES = [  # heads, key/value heads, width, sequence, window; windows of the unit
@@ -24,6 +27,7 @@ SHAPES = [  # heads, key/value heads, width, sequence, window; windows of the un
     (AttentionShape(1, 1, 64, 100, 97), 1),
     (AttentionShape(1, 1, 16, 160, 4096), 1),
     (AttentionShape(1, 1, 16, 200, 130), 1),
+    (AttentionShape(1, 1, 16, 300, 66), 1),
 ]
 
 
@@ -44,18 +48,13 @@ def case(shape: AttentionShape, windows: int = 1, seed: int = 0) -> Case:
     return q, k, v, bf16(d_out.astype(np.float32))
 
 
-def tensor(x: np.ndarray) -> torch.Tensor:
-    """A tensor of the same bits; bf16 goes as int16."""
-    return torch.from_numpy(x.view(np.int16) if x.dtype == np.uint16 else x)
-
-
 def run(shape: AttentionShape, inputs: Case) -> tuple[list[bytes], int]:
     """Forward and backward of the kernels, and the flag."""
-    q, k, v = (Rows(tensor(x.hi), None, tensor(x.scale)) for x in inputs[:3])
+    q, k, v, d_out = map(on_device, inputs)
     flag = torch.zeros(1, dtype=torch.int32)
     with np.errstate(all="ignore"):  # the interpreter computes what is masked later, too
         saved = attention(q, k, v, shape)
-        gradients = attention_backward(q, k, v, saved, tensor(inputs[3]), shape, flag)
+        gradients = attention_backward(q, k, v, saved, d_out, shape, flag)
     return [x.numpy().tobytes() for x in (*saved, *gradients)], int(flag[0])
 
 
@@ -78,6 +77,15 @@ def check(shape: AttentionShape, inputs: Case, flag: int = 0) -> None:
 @pytest.mark.parametrize(("shape", "windows"), SHAPES)
 def test_every_shape(shape: AttentionShape, windows: int) -> None:
     check(shape, case(shape, windows))
+
+
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_heads_whose_tiles_do_not_fit_follow_one_another(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four groups of two heads; a head of 200 tokens with a window of 60 has 7 tiles, two by most blocks of queries."""
+    module = importlib.import_module("kernels.nvidia.attention_backward")
+    monkeypatch.setattr(module, "STORED", groups * 2 * 7 * 64 * 64 * 8)
+    shape = AttentionShape(4, 2, 16, 200, 60)
+    check(shape, case(shape, 2))
 
 
 def test_scales_of_all_sizes_and_zero_rows() -> None:
@@ -117,3 +125,10 @@ def test_scores_gradients_that_overflow_raise_the_flag(share: float, sharpness: 
     v = rows(random, 60, 16, np.where(random.random(60) < share, 2.0**100, 1.0))
     d_out = random.standard_normal((60, 32)) * np.where(random.random((60, 1)) < 2 * share, 2.0**100, 1.0)
     check(shape, (q, k, v, bf16(d_out.astype(np.float32))), flag=1)
+
+
+def test_heads_too_wide_for_a_sum_are_refused() -> None:
+    """Of 1,024 channels a product of both slices may leave int32; 512 are too many for a block's shared memory."""
+    shape = AttentionShape(1, 1, 1024, 3, 3)
+    with pytest.raises(ValueError, match="1024 channels"):
+        run(shape, case(shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 
 from kernels import reference
 from kernels.interface import INT16_MAX, Rows, Weight
-from kernels.nvidia import head as module
 from kernels.reference.elementary import normal_cut
 from kernels.reference.numbers import bf16
 from kernels.reference.philox import words
+from tests.kernels.nvidia.rows import F32, on_device
 
-F32 = np.float32
+module = import_module("kernels.nvidia.head")  # its name in the package is the function's
 
 
 def floats(name: str, *shape: int) -> np.ndarray:
@@ -25,19 +26,12 @@ def floats(name: str, *shape: int) -> np.ndarray:
 
 def inputs(tokens: int, width: int, vocab: int, slices: int = 2) -> tuple[Rows, Weight, np.ndarray]:
     """Rows, weight and targets, which hold both edges of the vocabulary and repeat."""
-    flag = np.zeros(1, np.int32)
+    flag = reference.new_flag()
     x = reference.quantise_rows(bf16(floats("x", tokens, width)), slices, flag)
     w = reference.quantise_weight(floats("w", vocab, width), "max", flag)
     targets = (words(1, "y", 0, tokens) % np.uint32(vocab)).astype(np.int64)
     targets[: tokens // 3], targets[tokens // 3 : tokens // 2] = vocab - 1, 0
     return x, w, targets
-
-
-def device(x: Rows, w: Weight, targets: np.ndarray) -> tuple[Rows, Weight, torch.Tensor]:
-    """The same as tensors, the weight with its transpose."""
-    rows = Rows(*(None if part is None else torch.from_numpy(np.ascontiguousarray(part)) for part in x))
-    hi = torch.from_numpy(w.hi)
-    return rows, Weight(hi, torch.from_numpy(w.scale), hi.t().contiguous()), torch.from_numpy(targets)
 
 
 def compare(x: Rows, w: Weight, targets: np.ndarray, two_z: float = 2e-4) -> int:
@@ -48,7 +42,7 @@ def compare(x: Rows, w: Weight, targets: np.ndarray, two_z: float = 2e-4) -> int
     with np.errstate(all="ignore"):
         losses = reference.head(x, w, targets, flags[0])
         *again, dx = reference.head_backward(x, w, targets, F32(two_z), sums, flags[1])
-        rows, weight, y = device(x, w, targets)
+        rows, weight, y = map(on_device, (x, w, targets))
         own_flags, own_sums = torch.zeros(2, 1, dtype=torch.int32), torch.from_numpy(start)
         own = module.head(rows, weight, y, own_flags[0])
         *own_again, own_dx = module.head_backward(rows, weight, y, F32(two_z), own_sums, own_flags[1])
@@ -99,7 +93,7 @@ def test_limits_of_the_weight_s_gradient(reach: float, two_z: float, flag: int) 
     tokens, width, vocab = 3, 9, 2
     code = np.full((tokens, width), 127, np.int8)
     scale = np.full(tokens, F32(reach) * F32(2.0**26) / F32(tokens * INT16_MAX), F32)
-    w = reference.quantise_weight(np.full((vocab, width), 2.0**-27, F32), "max", np.zeros(1, np.int32))
+    w = reference.quantise_weight(np.full((vocab, width), 2.0**-27, F32), "max", reference.new_flag())
     assert compare(Rows(code, np.zeros_like(code), scale), w, np.zeros(tokens, np.int64), two_z) == flag
 
 

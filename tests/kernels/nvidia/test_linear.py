@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from kernels import conformance, reference
-from kernels.interface import Part, Rows, Weight
+from kernels.interface import GradientSlices, Part, Rows, Weight
 from kernels.nvidia import linear, products, transpose
 from kernels.reference.numbers import bf16
+from tests.kernels.nvidia.rows import F32, on_device
 
-F32 = np.float32
 WILD = "wild"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 # tokens, input width, output widths: odd, narrow, more than one tile in each direction, whole blocks of the contraction
@@ -43,27 +41,17 @@ def parts_of(tokens: int, inputs: int, widths: tuple[int, ...], kind: str = "pla
     )
 
 
-def on_device(value: Any) -> Any:
-    """The same as tensors, each a copy; a weight with its transpose."""
-    if isinstance(value, Weight):
-        return Weight(on_device(value.hi), on_device(value.scale), on_device(value.hi.T))
-    if isinstance(value, Rows | Part):
-        return type(value)(*map(on_device, value))
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.array(value.view(np.int16) if value.dtype == np.uint16 else value, order="C"))
-    return value
-
-
 def same(tensor: torch.Tensor, expected: np.ndarray) -> bool:
     return tensor.numpy().tobytes() == expected.tobytes() and tuple(tensor.shape) == expected.shape
 
 
-def backward_agrees(x: Rows, parts: tuple[Part, ...], slices: int) -> int:
-    """Compare dX, every part's sums and the flag; returns the flag."""
+def backward_agrees(x: Rows, parts: tuple[Part, ...], slices: int, of_weight: int = 0) -> int:
+    """Compare dX, every part's sums and the flag; returns the flag. `of_weight` slices, if given, go to dW."""
+    both = GradientSlices(slices, of_weight or slices)
     flag, own_flag = reference.new_flag(), torch.zeros(1, dtype=torch.int32)
     own = tuple(on_device(part) for part in parts)
-    dx = linear.linear_backward(on_device(x), own, slices, own_flag)
-    assert same(dx, reference.linear_backward(x, parts, slices, flag))
+    dx = linear.linear_backward(on_device(x), own, both, own_flag)
+    assert same(dx, reference.linear_backward(x, parts, both, flag))
     for part, copy in zip(parts, own, strict=True):
         assert same(copy.sums, part.sums)
     assert int(own_flag) == int(flag[0])
@@ -94,17 +82,23 @@ def test_backward_of_odd_values(kind: str, slices: int) -> None:
     assert backward_agrees(x, parts_of(130, 65, (33, 129, 2), kind), slices) == 1
 
 
-def test_both_have_two_slices() -> None:
-    assert backward_agrees(rows((65, 33), 2), parts_of(65, 33, (40, 31, 2)), 2) == 0
+@pytest.mark.parametrize("slices", [(2, 2), (1, 2), (2, 1)])
+def test_slices_of_each_product(slices: tuple[int, int]) -> None:
+    assert backward_agrees(rows((65, 33), 2), parts_of(65, 33, (40, 31, 2)), *slices) == 0
 
 
-def test_small_and_large_tiles_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, parts = rows((130, 20), 1), parts_of(130, 20, (260,))
+@pytest.mark.parametrize("slices", [1, 2])
+def test_no_tile_reaches_a_bit(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"M": 16, "N": 16, "K": 32, "GROUP": 2}
+    for name in ("TILE", "PARTS", "SUMS"):
+        monkeypatch.setattr(linear, name, small | ({"CHUNK": 8} if name == "SUMS" else {}))
+    for name in ("MAXIMA", "CODES"):
+        monkeypatch.setattr(transpose, name, {"BLOCK_T": 32, "BLOCK_O": 16})
+    x, parts = rows((35, 20), slices), parts_of(35, 20, (70, 17, 2))
     w = parts[0].weight
-    for programs in (0, 10**9):
-        monkeypatch.setattr(linear, "PROGRAMS", programs)
-        assert same(linear.project(on_device(x), on_device(w)), reference.project(x, w))
-        backward_agrees(x, parts, 1)
+    assert same(linear.project(on_device(x), on_device(w)), reference.project(x, w))
+    for some in (parts, parts[:1]):
+        assert backward_agrees(x, some, slices) == 0
 
 
 def test_gradients_near_the_limit_of_the_sums() -> None:

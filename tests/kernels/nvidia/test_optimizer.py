@@ -8,14 +8,11 @@ import pytest
 from kernels import reference
 from kernels.interface import AdamScalars
 from kernels.nvidia import optimizer
+from kernels.reference import new_flag
 from tests.kernels.nvidia.rows import F32, KINDS, same, values
 
 SHAPES = ((1, 1), (129, 17), (3, 2048), (2, 5632), (2, 40_000))
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-def flag() -> np.ndarray:
-    return np.zeros(1, np.int32)
 
 
 def whole(seed: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -27,7 +24,7 @@ def whole(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_fixed_sums(shape: tuple[int, int], kind: str) -> None:
-    same(optimizer.fixed_sum, reference.fixed_sum, values(1, shape, kind), flag())
+    same(optimizer.fixed_sum, reference.fixed_sum, values(1, shape, kind), new_flag())
 
 
 @pytest.mark.parametrize("width", [2, 40_000])
@@ -35,7 +32,7 @@ def test_fixed_sums(shape: tuple[int, int], kind: str) -> None:
 def test_sums_within_and_beyond_float32(width: int, last: float) -> None:
     x = np.zeros((3, width), F32)
     x[:, 0], x[:, -1] = (2.0**127, -(2.0**127), 1), (last, -last, 2.0**-64)
-    same(optimizer.fixed_sum, reference.fixed_sum, x, flag())
+    same(optimizer.fixed_sum, reference.fixed_sum, x, new_flag())
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (17,), (2048,), (40_000,)], ids=str)

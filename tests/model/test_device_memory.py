@@ -1,0 +1,39 @@
+"""What the 1.608 B shape takes of a GPU: against what was measured, and by plans."""
+
+import pytest
+
+from model import device_memory, memory
+from model.memory import KEEP_ALL
+from tests.bench.shapes import OPEN_1B, lsq, run_of
+from tests.model.recipes import run_spec
+
+GB = 10**9
+MEASURED = {1: 44.6, 4: 73.6}  # windows of a unit → the peak in GB of steps that keep everything, on an H200
+
+
+def test_the_shape_is_the_recipe_s() -> None:
+    assert run_spec("open_1b").model == OPEN_1B
+
+
+@pytest.mark.parametrize("windows", MEASURED)
+def test_what_was_measured(windows: int) -> None:
+    said = memory.total(device_memory.needs(run_of(OPEN_1B, 32, lsq(windows)), KEEP_ALL, "training"))
+    assert 0 <= said - MEASURED[windows] * GB < 1.5 * GB  # of which 0.5 are the program
+
+
+def test_the_fastest_plan_that_fits() -> None:
+    run = run_of(OPEN_1B, 32, lsq(4))
+    order = [memory.choose(run, "training", room * GB, device_memory.needs) for room in (131, 73, 53, 51, 49)]
+    assert order[0] == KEEP_ALL and order[-1] is None
+    slower = [plan.slowdown() for plan in order if plan is not None]
+    assert slower == sorted(slower) and slower[1] > 1 and slower[-1] > slower[1]
+    assert not any(plan.map_moments for plan in order if plan is not None)
+
+
+def test_each_piece_counts_what_it_has() -> None:
+    run = run_spec("open_1b")
+    found = {piece: device_memory.needs(run, KEEP_ALL, piece) for piece in memory.PIECES}
+    assert "moments" not in found["unit"] and found["step"]["moments"] == 2 * found["step"]["weights"]
+    assert found["training"]["sums"] == 2 * found["training"]["weights"] and "sums" not in found["initial"]
+    hosts = [device_memory.on_host(run, piece) for piece in ("initial", "unit", "training", "step")]
+    assert hosts == sorted(hosts) and hosts[1] < hosts[2] < hosts[3]
