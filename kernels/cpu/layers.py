@@ -349,7 +349,8 @@ def _swiglu_backward(dh, gate_up):
         work = np.empty(2 * width, np.uint16)  # written apart: no loop is vectorised that writes where it reads
         for t in range(block * BLOCK, min(rows, (block + 1) * BLOCK)):
             _swiglu_gradient(dh[t], gate_up[t, :width], gate_up[t, width:], work[:width], work[width:])
-            gate_up[t] = work
+            for j in range(2 * width):
+                gate_up[t, j] = work[j]
         done += 1
     all_done(done, (rows + BLOCK - 1) // BLOCK)
 

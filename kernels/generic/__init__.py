@@ -50,8 +50,8 @@ def on(name: str) -> ModuleType:
         "new_flag": partial(torch.zeros, 1, dtype=torch.int32, device=device),
         "new_sums": partial(torch.zeros, dtype=torch.int64, device=device),
         "leaves_of": _leaves_of,
-        "to_device": partial(_to_device, device),
-        "to_host": _to_host,
+        "to_device": partial(to_device, device),
+        "to_host": to_host,
         "initial_weights": partial(initial.initial_weights, device),
     }
     vars(module).update(own)
@@ -78,10 +78,10 @@ def _device_memory() -> None:
 
 def _leaves_of(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, bytes]:
     """The leaf digests of each tensor, by name, made on the host."""
-    return digest.leaves_of({name: _to_host(x) for name, x in tensors.items()})
+    return digest.leaves_of({name: to_host(x) for name, x in tensors.items()})
 
 
-def _to_device(device: torch.device, x: np.ndarray | Tensor) -> Tensor:
+def to_device(device: torch.device, x: np.ndarray | Tensor) -> Tensor:
     """A host array on the device; a tensor stays what it is. On the CPU memory is shared where possible."""
     if isinstance(x, Tensor):
         return x
@@ -89,7 +89,7 @@ def _to_device(device: torch.device, x: np.ndarray | Tensor) -> Tensor:
     return torch.from_numpy(array.view(np.int16) if array.dtype == np.uint16 else array).to(device)
 
 
-def _to_host(x: np.ndarray | Tensor) -> np.ndarray:
+def to_host(x: np.ndarray | Tensor) -> np.ndarray:
     """A tensor as a host array, bf16 as uint16."""
     if isinstance(x, np.ndarray):
         return x

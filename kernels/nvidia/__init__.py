@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.generic import initial
+from kernels import generic
+from kernels.generic import initial, to_host
 from kernels.nvidia import digest
 from kernels.nvidia.attention import attention
 from kernels.nvidia.attention_backward import attention_backward
@@ -76,18 +77,7 @@ def new_sums(shape: tuple[int, ...]) -> Tensor:
 
 def to_device(x: np.ndarray | Tensor) -> Tensor:
     """A host array on the device, bf16 as int16; a tensor stays what it is."""
-    if isinstance(x, Tensor):
-        return x
-    array = np.require(x, requirements=["C", "W"])  # torch warns of arrays that it may not write, so those are copied
-    return torch.from_numpy(array.view(np.int16) if array.dtype == np.uint16 else array).to(DEVICE)
-
-
-def to_host(x: np.ndarray | Tensor) -> np.ndarray:
-    """A tensor as a host array, bf16 as uint16."""
-    if isinstance(x, np.ndarray):
-        return x
-    array: np.ndarray = x.cpu().numpy()
-    return array.view(np.uint16) if array.dtype == np.int16 else array
+    return generic.to_device(DEVICE, x)
 
 
 def leaves_of(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, bytes]:

@@ -67,7 +67,7 @@ def digests(tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, slice]]:
     batches = list(_batches(flat))
     names = [name for batch in batches for name in batch.names]
     addresses = [flat[name].data_ptr() for name in names]
-    table = torch.tensor(addresses, dtype=torch.int64).to(DEVICE, non_blocking=True)
+    table = torch.tensor(addresses, dtype=torch.int64).to(DEVICE)
     nodes = empty((16 * max((batch.nodes for batch in batches), default=0),), torch.int32)
     out = empty((sum(batch.size.leaves * len(batch.names) for batch in batches), 8), torch.int32)
     for batch in batches:
@@ -79,7 +79,7 @@ def digests(tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, slice]]:
 def leaves_of(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     """`kernels.digest.leaves` of each device tensor: 32 bytes a leaf, in row order. Waits for the device once."""
     out, rows = digests(tensors)
-    found = torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda).copy_(out).numpy()
+    found = out.cpu().numpy()
     return {name: found[rows[name]].tobytes() for name in tensors}
 
 
