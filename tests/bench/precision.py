@@ -45,15 +45,16 @@ WINDOWS, UNIT_WINDOWS, HELD_OUT_WINDOWS = 8, 4, 64
 SHAPE = {"d_model": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 128, "ffn": 2816}
 LAST = 50  # steps whose mean training loss is reported
 STOCK = "stock bf16"
+ONE: dict[str, Any] = {"weight_scale": "lsq", "input_gradient_slices": 1, "weight_gradient_slices": 1, "down_slices": 1}
 BOTH = {"input_gradient_slices": 2, "weight_gradient_slices": 2}
 CHOICES: dict[str, dict[str, Any]] = {
-    "lsq": {"weight_scale": "lsq"},
-    "max": {"weight_scale": "max"},
-    "lsq, gradients in 2 slices": {"weight_scale": "lsq", **BOTH},
-    "max, gradients in 2 slices": {"weight_scale": "max", **BOTH},
-    "lsq, dX in 2 slices": {"weight_scale": "lsq", "input_gradient_slices": 2},
-    "lsq, dW in 2 slices": {"weight_scale": "lsq", "weight_gradient_slices": 2},
-    "lsq, down's input in 2 slices": {"weight_scale": "lsq", "down_slices": 2},
+    "lsq": ONE,
+    "max": {**ONE, "weight_scale": "max"},
+    "lsq, gradients in 2 slices": {**ONE, **BOTH},
+    "max, gradients in 2 slices": {**ONE, **BOTH, "weight_scale": "max"},
+    "lsq, dX in 2 slices": {**ONE, "input_gradient_slices": 2},
+    "lsq, dW in 2 slices": {**ONE, "weight_gradient_slices": 2},
+    "lsq, down's input in 2 slices": {**ONE, "down_slices": 2},
 }
 SLOWEST = "lsq, gradients in 2 slices"
 FASTEST = "lsq"
