@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from storage import processes
-from storage.errors import InputFault, Refused, StorageError
+from storage.errors import InputFault, Refused, StorageError, VerbatimError
 from storage.records import Digest, Record, Text
 from storage.store import Store
 
@@ -91,7 +91,7 @@ class Lease:
     def keep(self) -> None:
         """Renew until released or lost; for a thread."""
         while not self.lost and not self._released.wait(EVERY):
-            with suppress(StorageError):  # a disk that is full for a while, a network that is gone: it may come back
+            with suppress(VerbatimError):  # a disk that is full for a while, a network that is gone: it may come back
                 self.renew()
 
     def release(self) -> None:
