@@ -31,8 +31,10 @@ from kernels.interface import Weight
 from model.group import Digested, Kind, LeavesOf, Tensors, digested
 from model.rows import ownership
 from model.spec import ModelSpec
+from model.stage import STAGE
 from model.state import State
 
+NO_LIMIT = timedelta(days=365)
 STAGED = 1 << 22  # int64 values that a rank sends at a time
 PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",)}
 Width = Callable[[str, int], int]  # (name, rows) → bytes
@@ -55,6 +57,7 @@ class Ranks:
     def batches(self, units: int) -> Iterator[Sequence[int]]:
         """This rank's units by index modulo ranks; as many batches on every rank, the last perhaps empty."""
         own, most = range(self.rank, units, self.size), -(-units // self.size)
+        STAGE.turns = len(own)
         size = self.batch or most
         for first in range(0, most, size):
             yield own[first : first + size]
@@ -241,12 +244,13 @@ class Ranks:
 def launched() -> Iterator[int]:
     """This process as one of those that torchrun started, or alone; yields its rank.
 
-    Ranks that died are known by their connections, so the time limit of a wait only has to outlast a step.
+    Ranks that died are known by their connections, ranks that hang by what they tell (storage/watch.py), so the
+    library's own limit of a wait is none.
     """
     if not started_by_torchrun():
         yield 0
         return
-    dist.init_process_group("gloo", timeout=timedelta(days=1))
+    dist.init_process_group("gloo", timeout=NO_LIMIT)
     try:
         yield dist.get_rank()
     finally:
@@ -288,9 +292,10 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
     """Around what the ranks do together: Parted where one is gone, and the time that it took."""
     began = time.perf_counter()
     try:
-        yield
+        with STAGE.meeting():
+            yield
     except RuntimeError as error:  # what torch.distributed raises
-        raise Parted(str(error).split(". ")[0]) from None
+        raise Parted(STAGE.missing or str(error).split(". ")[0]) from None
     if seconds is not None:
         seconds[kind] += time.perf_counter() - began
 

@@ -56,6 +56,7 @@ class SegmentResult:
     outcome: Outcome
     head: str
     seconds: float
+    slow: str  # of which rank the others had to wait for; "" of none
 
 
 Report = Callable[[StepProgress], None]
@@ -93,15 +94,24 @@ def train_segment(
     try:
         with team.led(run.spec, memory):
             outcome = work.train(should_stop)
+            times = team.times()
     except BaseException as error:
         kind: Outcome = "halted" if isinstance(error, Halted) else "failed"
         kind = "diverged" if isinstance(error, Divergence) else kind
         with suppress(StorageError):  # a full disk must not hide what was wrong first
             segment.end(run.store, record, work.done, len(work.validated), kind, str(error) or type(error).__name__)
         raise
-    segment.end(run.store, record, work.done, len(work.validated), outcome)
-    seconds = time.monotonic() - began
-    return SegmentResult(record.segment, first, work.done, tuple(work.validated), outcome, run.ledger.head, seconds)
+    segment.end(run.store, record, work.done, len(work.validated), outcome, ranks=times)
+    return SegmentResult(
+        segment=record.segment,
+        first_step=first,
+        last_step=work.done,
+        validated=tuple(work.validated),
+        outcome=outcome,
+        head=run.ledger.head,
+        seconds=time.monotonic() - began,
+        slow=segment.told_slow(times),
+    )
 
 
 def resume(run: Run, backend: ModuleType, memory: MemoryPlan) -> State:
