@@ -77,6 +77,22 @@ def test_one_save_is_in_flight(begun: Small, monkeypatch: pytest.MonkeyPatch) ->
     assert begun.train(every=1).outcome == "finished" and steps == list(range(13))
 
 
+def test_a_save_waits_for_the_one_before() -> None:
+    going, seen = threading.Event(), []
+
+    def write(copy: State) -> None:
+        assert going.wait(PATIENCE)
+        seen.append((copy.step, float(copy.weights["head"][0, 0])))
+
+    saver, state = Saver(write, beside=True), state_of(np.array)
+    saver.save(state)
+    state.step, state.weights["head"][0, 0] = 4, 4
+    threading.Timer(0.2, going.set).start()
+    with saver:
+        saver.save(state)  # into the room of the first, which must have been written by then
+    assert seen == [(3, 0.0), (4, 4.0)]
+
+
 @pytest.mark.parametrize("place", [np.array, lambda x: torch.from_numpy(x.copy())], ids=["array", "tensor"])
 def test_what_is_saved_is_the_state_of_the_call(place: Callable[[np.ndarray], Any]) -> None:
     """A save that returned before it held a copy wrote what the next step had made of the weights."""
