@@ -36,6 +36,7 @@ from model.state import State
 
 NO_LIMIT = timedelta(days=365)
 STAGED = 1 << 22  # int64 values that a rank sends at a time
+GATHERING = timedelta(minutes=10)  # for one tensor's rows: nobody does a step before sending or taking them
 PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",)}
 Width = Callable[[str, int], int]  # (name, rows) → bytes
 
@@ -203,7 +204,8 @@ class Ranks:
         return found
 
     def scattered(self, state: State | None) -> State:
-        """Each rank's own rows of the state that rank 0 gives."""
+        """Each rank's own rows of the state that rank 0 gives; opens the connections that gathered() takes."""
+        self._aside = dist.new_group(backend="gloo", timeout=GATHERING)
         scalars = told(None if state is None else state.scalars())
         tensors = {} if state is None else {n: self.backend.to_host(x) for n, x in state.tensors().items()}
         own: dict[str, np.ndarray] = {}
@@ -217,7 +219,8 @@ class Ranks:
         return State.of(own, scalars).placed(self.backend.to_device)
 
     def gathered(self, state: State) -> State | None:
-        """The whole state on the host of rank 0, None on others."""
+        """The whole state on the host of rank 0, None on others. It has connections of its own: in a thread of every
+        rank it may go on while they do steps."""
         own, whole = state.placed(self.backend.to_host).tensors(), {}
         if self.rank == 0:
             whole = {p + n: np.empty(s, np.float32) for p in PREFIXES["state"] for n, s in self.rows.shapes.items()}
@@ -225,9 +228,9 @@ class Ranks:
             if self.rank == 0 and rank == 0:
                 whole[name][rows] = own[name]
             elif self.rank == 0:
-                _recv(whole[name][rows], rank)
+                _recv(whole[name][rows], rank, self._aside)
             elif rank == self.rank:
-                _send(np.ascontiguousarray(own[name]), 0)
+                _send(np.ascontiguousarray(own[name]), 0, self._aside)
         if self.rank:
             return None
         return replace(State.of(whole, state.scalars()), spike=state.spike)
@@ -300,14 +303,14 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
         seconds[kind] += time.perf_counter() - began
 
 
-def _send(array: np.ndarray, rank: int) -> None:
+def _send(array: np.ndarray, rank: int, group: dist.ProcessGroup | None = None) -> None:
     with _meeting():
-        dist.send(_tensor(array), rank)
+        dist.send(_tensor(array), rank, group)
 
 
-def _recv(array: np.ndarray, rank: int) -> None:
+def _recv(array: np.ndarray, rank: int, group: dist.ProcessGroup | None = None) -> None:
     with _meeting():
-        dist.recv(_tensor(array), rank)
+        dist.recv(_tensor(array), rank, group)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

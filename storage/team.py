@@ -3,6 +3,8 @@
     rank 0     trains as one process would, alone touches ledger and store, and says what all ranks do next
     others     wait for what is said: a step, an evaluation, the state's rows for a checkpoint, the end
 
+Rows for a checkpoint are copied when it is said and told in a thread, while the steps go on.
+
 A rank that dies breaks the connection that the others wait at, so each of them ends too, and rank 0 with the reason.
 One that hangs is found and ended by those that wait (watch.py).
 """
@@ -26,9 +28,10 @@ from model.stage import STAGE
 from storage import engine
 from storage.engine import State
 from storage.errors import RankLost
+from storage.saving import Saver
 from storage.segment import RankTime
 
-Work = Literal["step", "evaluate", "gather", "times"]
+Work = Literal["step", "evaluate", "save", "times"]
 
 
 class Team:
@@ -50,7 +53,7 @@ class Team:
         return state.placed(backend.to_device)
 
     def whole(self, backend: ModuleType, state: State) -> State:
-        """The whole state on the host."""
+        """The whole state on the host; the others have been told to save."""
         return state.placed(backend.to_host)
 
     @contextmanager
@@ -88,8 +91,7 @@ class Led(Team):
 
     def whole(self, backend: ModuleType, state: State) -> State:
         """The whole state, from the rows of all."""
-        with self.doing("gather"):
-            whole = self.ranks.gathered(state)
+        whole = self.ranks.gathered(state)
         assert whole is not None  # this is rank 0
         return whole
 
@@ -138,17 +140,19 @@ def follow(backend_name: str) -> None:
     backend = engine.load_backend(backend_name)
     group = Ranks(backend, spec.model)
     state = group.scattered(None)
-    while (order := told())["work"] != "end":
-        if order["work"] in ("gather", "times"):
-            with STAGE.working(order["work"]):
-                group.gathered(state) if order["work"] == "gather" else _times(group)
-            continue
-        windows = shown()
-        with STAGE.working(order["work"], len(windows)):
-            if order["work"] == "step":
-                engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
-            else:
-                engine.evaluate(spec, backend, state, windows, memory, group)
+    with Saver(group.gathered, memory.copy_state) as saver:
+        while (order := told())["work"] != "end":
+            saver.check()
+            if order["work"] in ("save", "times"):
+                with STAGE.working(order["work"]):
+                    saver.save(state) if order["work"] == "save" else _times(group)
+                continue
+            windows = shown()
+            with STAGE.working(order["work"], len(windows)):
+                if order["work"] == "step":
+                    engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
+                else:
+                    engine.evaluate(spec, backend, state, windows, memory, group)
 
 
 def idle_turns(spec: RunSpec, size: int) -> str:
