@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.ordered import Order, replay
+from model.ordered import Order, TreeFold, replay
 
 Gradient = Callable[[int], Mapping[str, np.ndarray]]  # unit → its sums i64 by parameter, whole, on the host
 
@@ -34,7 +34,10 @@ class Piece(NamedTuple):
 
 
 def replayed(order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> dict[str, np.ndarray]:
-    """The mean of the units' gradients by parameter, f32, as the ranks of the order would reduce it."""
+    """The mean of the units' gradients by parameter, f32, as the ranks of the order would reduce it.
+
+    Every unit is done once, rank by rank, so that no more is held than rows_held() says.
+    """
     pieces = [Piece(name, slice(0, shape[0]), shape) for name, shape in shapes.items()]
     mean = replay(order, lambda rank, index: joined(pieces, gradient(unit(order, rank, index))))
     return dict(cut(pieces, mean))
@@ -63,7 +66,7 @@ def cut(pieces: Iterable[Piece], flat: np.ndarray) -> Iterator[tuple[str, np.nda
         at += piece.size
 
 
-def rows_held(replicas: int) -> int:
-    """How many float32 of each parameter `replayed` holds at most, beside the sums of a unit and what is made of them:
-    a rank's mean, a replica's, and those that wait in TreeFold, whose limit counts the replica's."""
-    return 1 + (replicas - 1).bit_length() + 1
+def rows_held(replicas: int, alone: bool) -> int:
+    """How many float32 of each parameter are held at most beside the int64 sums of a unit: the unit's own and a rank's
+    mean; in a replay TreeFold's too, whose limit counts a replica's mean."""
+    return 2 + (TreeFold(replicas, "left_fold").limit if alone else 0)

@@ -137,6 +137,9 @@ class Exact(Spec):
 
     kind: Literal["exact"] = "exact"
 
+    def check_processes(self, count: int) -> None:
+        """Any number of processes can do a step."""
+
 
 class Ordered(Spec):
     """Units' gradients are added as float32 in the order of replicas × shards ranks, as `model.ordered` says: outside

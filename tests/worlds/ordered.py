@@ -2,8 +2,8 @@
 
     python -m tests.worlds.ordered
 
-Ten steps of 12 units, then of 24 (seven replicas: of 14), so that the number of micro-batches changes too. Every field of
-every record, of every rank, must be the replay's; another order, or none, gives others.
+Ten steps of 12 units, then of 24 (seven replicas: of 14), so that the number of micro-batches changes too. Every field
+of every record, of every rank, must be the replay's; another order, or none, gives others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check() -> Iterator[str]:
         records = [record for done in found for record in done.records]
         assert records == replay.records, f"{shape}, one process in between"
         sent = max(figures["sent"]["gradients"] for figures in found[0].figures) // 9
-        yield f"equal: {shape[0]} × {shape[1]} ranks and their replay; {sent:,} bytes of gradients leave a rank in a step"
+        yield f"equal: {shape[0]} × {shape[1]} ranks and their replay; {sent:,} bytes of gradients leave a rank a step"
     assert len(gradients) == len(ORDERS)  # of three parts both trees are (0 + 1) + 2
     run = spec(ordered(2, 2))
     for backend, steps in (("generic:cpu", 2), ("reference", 1)):
