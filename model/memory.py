@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from model.spec import ModelSpec, RunSpec
+from model.ordered_step import rows_held
+from model.spec import ModelSpec, Ordered, RunSpec
 
 Piece = Literal["unit", "step", "training", "initial"]
 PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its gradients alone
@@ -98,8 +99,16 @@ def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
     if piece != "initial":
         always["codes"] = sizes(spec.model).codes if plan.hold_codes else 0
         peak: Needs = max(_stages(spec, plan, piece), key=total)
-        always |= peak
+        always |= peak | {"sums": peak["sums"] + (means(spec) if piece != "unit" else 0)}
     return {purpose: always[purpose] for purpose in PURPOSES if always.get(purpose)}
+
+
+def means(spec: RunSpec, processes: int = 1) -> int:
+    """Bytes of float32 that one process holds beside a unit's sums for an ordered reduction; 0 for the exact one."""
+    reduction = spec.numerics.reduction
+    if not isinstance(reduction, Ordered):
+        return 0
+    return 4 * sizes(spec.model).parameters * rows_held(reduction.replicas, alone=processes == 1)
 
 
 def total(needs: Needs) -> int:

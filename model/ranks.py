@@ -4,6 +4,7 @@
                      of an all-to-all, since gloo's own reduce-scatter takes five times as long
     int8, bf16, …    gathered as bytes, whole on every rank: codes and scales of the quantised weights, the embedding
                      rounded to bf16 as its look-up rounds it, norm gains
+    float32          of a run whose reduction is ordered: they only move, and `model.ordered` adds
     32 bytes a leaf  of the rows that a rank owns, so that all ranks know every digest and the same roots
 
 World size, batches and who owns what change no bit. Arrays may lie on any backend's device; they travel through the
@@ -28,7 +29,10 @@ import torch.distributed as dist
 
 from kernels import digest
 from kernels.interface import Weight
-from model.group import Digested, Kind, LeavesOf, Tensors, digested
+from model.group import ALONE, Digested, Kind, LeavesOf, Tensors, digested
+from model.ordered import Order
+from model.ordered_ranks import TorchPeers, mesh_peers, own_mean, rank_mean
+from model.ordered_step import Gradient
 from model.rows import ownership
 from model.spec import ModelSpec
 from model.stage import STAGE
@@ -37,7 +41,8 @@ from model.state import State
 NO_LIMIT = timedelta(days=365)
 STAGED = 1 << 22  # int64 values that a rank sends at a time
 GATHERING = timedelta(minutes=10)  # for one tensor's rows: nobody does a step before sending or taking them
-PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",)}
+PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",), "mean": ("",)}
+DTYPES: dict[Kind, np.dtype[Any]] = {"state": np.dtype("f4"), "gradient": np.dtype("i8"), "mean": np.dtype("f4")}
 Width = Callable[[str, int], int]  # (name, rows) → bytes
 
 
@@ -54,6 +59,7 @@ class Ranks:
         self.own = self.rows.own(self.rank)
         self.sent: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
+        self._mesh: tuple[TorchPeers, TorchPeers] | None = None  # for a reduction that is ordered
 
     def batches(self, units: int) -> Iterator[Sequence[int]]:
         """This rank's units by index modulo ranks; as many batches on every rank, the last perhaps empty."""
@@ -107,6 +113,18 @@ class Ranks:
             np.sum(parts.reshape(self.size, mine), axis=0, dtype=np.int64, out=result[first : first + mine])
         return result
 
+    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+        """Own rows of the mean gradient f32, by the ranks of the order, which are all there are; one replays them."""
+        if self.size == 1:
+            return ALONE.mean(order, shapes, gradient)
+        part = rank_mean(order, self.rank, self.rows, gradient)
+        with _meeting(self.seconds, "gradients"):
+            self._mesh = self._mesh or mesh_peers(order)
+            before = sum(peers.sent for peers in self._mesh)
+            own = own_mean(order, self.rows, *self._mesh, part)
+            self.sent["gradients"] += sum(peers.sent for peers in self._mesh) - before
+        return dict(own)
+
     def total(self, *values: int) -> list[int]:
         """The sum over ranks of each value, which must fit into 64 bits."""
         array = torch.tensor(values, dtype=torch.int64)
@@ -157,7 +175,7 @@ class Ranks:
 
     def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> Digested:
         """Each rank digests the leaves that it owns; they are told, and make the digest of each whole tensor."""
-        dtype = np.dtype(np.int64 if kind == "gradient" else np.float32)
+        dtype = DTYPES[kind]
         whole = {prefix + name: shape for prefix in PREFIXES[kind] for name, shape in self.rows.shapes.items()}
         began = time.perf_counter()
         leaves = {name: np.frombuffer(found, np.uint8) for name, found in leaves_of(own).items()}
@@ -169,12 +187,13 @@ class Ranks:
         tensors = {name: np.broadcast_to(zero, shape) for name, shape in whole.items()}
         return digested(tensors, {name: found[name].tobytes() for name in whole})
 
-    def whole(self, own: Tensors) -> Tensors:
-        """Every gradient i64, whole, on the host of every rank."""
-        shapes = self.rows.shapes
+    def whole(self, own: Tensors, kind: Kind) -> Tensors:
+        """Every gradient, whole, on the host of every rank."""
+        shapes, dtype = self.rows.shapes, DTYPES[kind]
         host = {name: self.backend.to_host(rows) for name, rows in own.items()}
-        found = self._gather("whole", host, shapes, lambda name, rows: 8 * rows * int(np.prod(shapes[name][1:])))
-        return {name: data.view(np.int64).reshape(shapes[name]) for name, data in found.items()}
+        width = {name: dtype.itemsize * int(np.prod(shape[1:])) for name, shape in shapes.items()}
+        found = self._gather("whole", host, shapes, lambda name, rows: rows * width[name])
+        return {name: data.view(dtype).reshape(shapes[name]) for name, data in found.items()}
 
     def _gather(
         self, kind: str, own: Mapping[str, np.ndarray], names: Iterable[str], width: Width

@@ -79,14 +79,15 @@ def train_segment(
     team this is its rank 0; the others follow().
 
     Whole checkpoints are made at every checkpoint_every steps, at the end of the segment and when stopped. Raises
-    Refused if this machine's memory is too small, Divergence if a repeated step differs from the ledger, Halted where
-    the spike protocol halts, RankLost if another rank ended, CheckpointFault if the newest checkpoint is damaged,
+    Refused if this machine's memory is too small or the run's reduction needs another number of processes, Divergence
+    if a repeated step differs from the ledger, Halted where the spike protocol halts, RankLost if another rank ended,
+    CheckpointFault if the newest checkpoint is damaged,
     StorageError; whatever it raises, what is in the store is whole.
     """
     end = run.steps if until is None else min(until, run.steps)
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
-    engine.check_arithmetic(run.spec)
+    engine.check_arithmetic(run.spec, team.group.size)
     backend = engine.load_backend(backend_name)
     memory = plan_for(run.spec, "training", backend.device_memory(), team.group.size)
     began, state = time.monotonic(), resume(run, backend, memory)
