@@ -24,7 +24,11 @@ def main() -> None:
     Started by torchrun this is one rank: 0 does so, the others do what it says.
     """
     ranks = started_by_torchrun()
-    with stop_on_signal(second_ends=not ranks) as should_stop, reporting() as request, launched() as rank:
+    with (
+        stop_on_signal(second_ends=not ranks) as should_stop,
+        reporting() as request,
+        launched(request["backend"]) as rank,
+    ):
         if ranks:
             end_with_parent()
         if rank == 0:

@@ -29,6 +29,7 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     ("model/ordered_ranks.py", "torch"): "moves arrays between ranks by torch.distributed",
     ("model/ranks.py", "torch"): "the same, and adds integers",
+    ("model/wire.py", "torch"): "the same",
 }
 # The types that all backends share, which obey the same rule as the reference.
 SHARED_TYPES = "kernels/interface.py"
