@@ -95,8 +95,8 @@ class Chaos:
             assert finished or unasked <= UNASKED, scene.said()
         orders.extendleft(reversed(watch.orders))
         watch.orders = deque()
-        for pid in watch.seen:
-            assert gone(pid, 60), f"process {pid} outlived its flow"
+        while watch.seen:
+            assert gone(pid := watch.seen.pop(), 60), f"process {pid} outlived its flow"
 
     def _attend(self, scene: Scene, command: subprocess.Popen[bytes]) -> None:
         """Wait for the end of the command; look at the store after every kill."""
@@ -105,6 +105,7 @@ class Chaos:
             time.sleep(0.05)
             if len(self.watch.kills) > looked:
                 looked = len(self.watch.kills)
+                print(f"         {self.watch.kills[-1]}", flush=True)
                 scene.check()
         scene.check()
 
