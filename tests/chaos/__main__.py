@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import deque
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from flows import server
 from tests.chaos.report import table
-from tests.chaos.scene import WORLDS, Scene, recipes
+from tests.chaos.scene import Scene, recipes
 from tests.chaos.watch import Kill, Order, Victim, Watch
 from tests.tasks.test_process import gone
 
@@ -30,6 +32,7 @@ FULL = {"resume": 6, "step": 12, "digest": 9, "record": 9, "checkpoint": 11, "pr
 SHORT = {"step": 2, "digest": 1, "record": 1, "checkpoint": 2, "publish": 2}
 VICTIMS: tuple[Victim, ...] = ("rank 0", "another rank", "launcher", "flow")
 A_RUN = 12  # kills of one run's training at most, so that there are several runs
+DRAWN = (1, 2, 2, 2, 3)  # processes of a segment
 UNASKED = 6  # times that a command may fail without a kill since the last time: a task gives up after five
 
 
@@ -85,7 +88,7 @@ class Chaos:
         unasked, finished = 0, False
         while not finished:
             killed = len(watch.kills)
-            size = self.draw.choice(WORLDS[1:] if self.draw.random() < 0.8 else WORLDS)
+            size = self.draw.choice(DRAWN)
             what = (self.recipes[size], "--folder", scene.folder) if verb == "train" else (scene.folder,)
             command = scene.start(verb, *what)
             self.watch.flow, self.starts = command.pid, self.starts + 1
@@ -101,13 +104,16 @@ class Chaos:
     def _attend(self, scene: Scene, command: subprocess.Popen[bytes]) -> None:
         """Wait for the end of the command; look at the store after every kill."""
         looked = len(self.watch.kills)
-        while command.poll() is None:
-            time.sleep(0.05)
-            if len(self.watch.kills) > looked:
-                looked = len(self.watch.kills)
-                print(f"         {self.watch.kills[-1]}", flush=True)
-                scene.check()
-        scene.check()
+        try:
+            while command.poll() is None:
+                time.sleep(0.05)
+                if len(self.watch.kills) > looked:
+                    looked = len(self.watch.kills)
+                    print(f"         {self.watch.kills[-1]}", flush=True)
+                    scene.check()
+            scene.check()
+        finally:
+            command.kill()
 
 
 def main() -> None:
@@ -117,6 +123,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, server.running(Path(name) / "prefect"):
         chaos = Chaos(Path(name), SHORT if options.short else FULL, options.seed)
         for line in chaos.go():
