@@ -2,7 +2,7 @@
 
 python -m tests.model.peak PIECE RECOMPUTE HOLD [PROCESSES [in place]]    prints one JSON line: bytes at the peak
 
-"training" is two steps and, beside the second, the gathering of a checkpoint; of several processes the peaks are added.
+"training" is two steps of two units a process and, beside the second, the gathering of a checkpoint; peaks are added.
 """
 
 import json
@@ -21,7 +21,7 @@ from model.copying import Copier
 from model.memory import MemoryPlan, Piece
 from model.ranks import Ranks
 from model.spec import NumericsSpec, RunSpec
-from model.state import initial_state
+from model.state import State, initial_state
 from model.step import gradients, step
 from tests.model import tiny
 
@@ -78,11 +78,14 @@ def _train(run: RunSpec, plan: MemoryPlan, rank: int) -> None:
     del whole
     windows = tiny.windows(run, 0, run.schedule.phases[0].windows)
     step(run, backend, state, windows, memory=plan, group=group)
-    copy = copier.copy(state) if plan.copy_state else state
-    gathering = threading.Thread(target=group.gathered, args=(copy,))
-    gathering.start()
     if not plan.copy_state:
-        gathering.join()
+        group.gathered(state)
+        step(run, backend, state, windows, memory=plan, group=group)
+        return
+    gathered: list[State | None] = []  # held for the whole of the step, as by a disk that is slow
+    copy = copier.copy(state)
+    gathering = threading.Thread(target=lambda: gathered.append(group.gathered(copy)))
+    gathering.start()
     step(run, backend, state, windows, memory=plan, group=group)
     gathering.join()
 
