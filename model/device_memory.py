@@ -7,8 +7,21 @@ the counts are upper bounds of the backend's arrays, at the point of a unit or s
 
 from collections.abc import Iterator
 
-from model.memory import PROGRAM, MemoryPlan, Needs, Piece, layer_trace, most_owned, most_slices, ordered, sizes, total
+from model.memory import (
+    PROGRAM,
+    MemoryPlan,
+    Needs,
+    Piece,
+    layer_trace,
+    means,
+    most_owned,
+    most_slices,
+    ordered,
+    sizes,
+    total,
+)
 from model.spec import ModelSpec, RunSpec
+from model.wire import STAGED
 
 # The same numbers as in kernels/nvidia, whose arrays a test counts.
 HEAD_BUDGET, HEAD_PART = 24 << 30, 4 << 30  # of the logits and all their codes; of a part of the codes
@@ -28,10 +41,15 @@ def too_wide(m: ModelSpec) -> str:
 
 
 def on_host(spec: RunSpec, piece: Piece, processes: int = 1) -> int:
-    """Bytes of the machine's own memory: a state on its way to or from the device; an audit's gradients beside it.
-    Of several processes the copies of all rows, and the whole state that rank 0 gathers of them."""
+    """Bytes of the machine's own memory: a state on its way to or from the device; an audit's gradients beside it; what
+    an ordered reduction adds, which is done there, with the sums of a unit. Of several processes the copies of all
+    rows, and the whole state that rank 0 gathers of them."""
     words = {"initial": 4, "unit": 4, "training": 12 if processes == 1 else 24, "step": 20}[piece]
-    return words * sizes(spec.model).parameters + processes * (PROGRAM + CUDA)
+    if (held := means(spec, processes)) and piece in ("training", "step"):
+        held += 8 * sizes(spec.model).parameters
+    else:
+        held = 0
+    return words * sizes(spec.model).parameters + processes * (held + PROGRAM + CUDA)
 
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> Needs:
@@ -47,7 +65,8 @@ def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> 
         found = {"weights": 4 * own, "moments": moments, "sums": 8 * known.parameters, "codes": codes}
         found |= peak | {"program": PROGRAM}
         if processes > 1:
-            found["sums"] += 8 * own
+            found["sums"] += 8 * own  # joined while the whole ones are there, the most of them sent and received
+            found["working space"] = max(found["working space"], 24 * min(STAGED["cuda"], known.parameters))
             found["tables"] = 4 * spec.model.vocab * spec.model.d_model
     return ordered(found)
 

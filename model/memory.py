@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from model.ordered_step import rows_held
 from model.rows import ownership
-from model.spec import ModelSpec, RunSpec
+from model.spec import ModelSpec, Ordered, RunSpec
+from model.wire import STAGED
 
 Piece = Literal["unit", "step", "training", "initial"]
 PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its gradients alone
@@ -35,7 +37,6 @@ PURPOSES = (
 # Interpreter, PyTorch, Numba and compiled kernels take 0.4 GB; the C library keeps some of what one layer frees.
 PROGRAM = 512 << 20
 THREADS = os.cpu_count() or 1  # each has buffers of its own
-STAGED = 64 << 20  # of sums on their way between ranks, sent and received
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # glibc alone has it
 
 
@@ -108,7 +109,7 @@ def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> 
     if piece != "initial":
         always["codes"] = sizes(spec.model).codes if plan.hold_codes else 0
         peak: Needs = max(_stages(spec, plan, piece), key=total)
-        always |= peak
+        always |= peak | {"sums": peak["sums"] + (means(spec) if piece != "unit" else 0)}
     return ordered(always)
 
 
@@ -119,6 +120,7 @@ def _ranks(spec: RunSpec, plan: MemoryPlan, processes: int) -> Needs:
     peak: Needs = max(_stages(spec, plan, "training", processes), key=total)
     rank = {"weights": 4 * own, "moments": 8 * own, "copy": 12 * own * plan.copy_state, "codes": codes, "tables": table}
     found = {purpose: processes * size for purpose, size in (rank | peak | {"program": PROGRAM}).items()}
+    found["sums"] += processes * means(spec, processes)
     # The thread that saves may hold the whole state at any time; without one rank 0 does when there are no sums.
     found["gathered"] = 12 * count if plan.copy_state else max(0, 12 * count - total(peak))
     return ordered(found)
@@ -134,6 +136,14 @@ def most_owned(model: ModelSpec, processes: int) -> int:
 def ordered(found: Needs) -> Needs:
     """The purposes that take anything, in the order of PURPOSES."""
     return {purpose: found[purpose] for purpose in PURPOSES if found.get(purpose)}
+
+
+def means(spec: RunSpec, processes: int = 1) -> int:
+    """Bytes of float32 that one process holds beside a unit's sums for an ordered reduction; 0 for the exact one."""
+    reduction = spec.numerics.reduction
+    if not isinstance(reduction, Ordered):
+        return 0
+    return 4 * sizes(spec.model).parameters * rows_held(reduction.replicas, alone=processes == 1)
 
 
 def total(needs: Needs) -> int:
@@ -193,7 +203,8 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -
         own = most_owned(m, processes)
         yield {"working space": sizes(m).codes + 3 * own}  # codes as they come from the others
         yield {"working space": 10 * m.vocab * m.d_model}  # the embedding likewise
-        yield stage(whole, 0 if plan.lean else kept, 8 * own + STAGED + buffers)  # the ranks' sums as they are joined
+        joined = 8 * own + 16 * STAGED["cpu"]  # what the ranks sent of them and what they took beside the whole sums
+        yield stage(whole, 0 if plan.lean else kept, joined + buffers)
 
 
 class Sizes(NamedTuple):

@@ -58,6 +58,7 @@ class SegmentResult:
     outcome: Outcome
     head: str
     seconds: float
+    slow: str  # of which rank the others had to wait for; "" of none
 
 
 Report = Callable[[StepProgress], None]
@@ -78,14 +79,15 @@ def train_segment(
     team this is its rank 0; the others follow().
 
     Whole checkpoints are made at every checkpoint_every steps, at the end of the segment and when stopped. Raises
-    Refused if this machine's memory is too small, Divergence if a repeated step differs from the ledger, Halted where
-    the spike protocol halts, RankLost if another rank ended, CheckpointFault if the newest checkpoint is damaged,
+    Refused if this machine's memory is too small or the run's reduction needs another number of processes, Divergence
+    if a repeated step differs from the ledger, Halted where the spike protocol halts, RankLost if another rank ended,
+    CheckpointFault if the newest checkpoint is damaged,
     StorageError; whatever it raises, what is in the store is whole.
     """
     end = run.steps if until is None else min(until, run.steps)
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
-    engine.check_arithmetic(run.spec)
+    engine.check_arithmetic(run.spec, team.group.size)
     backend = engine.load_backend(backend_name)
     memory = plan_for(run.spec, "training", backend.device_memory(), team.group.size)
     began, state = time.monotonic(), resume(run, backend, memory)
@@ -96,15 +98,24 @@ def train_segment(
     try:
         with team.led(run.spec, memory):
             outcome = work.train(should_stop)
+            times = team.times()
     except BaseException as error:
         kind: Outcome = "halted" if isinstance(error, Halted) else "failed"
         kind = "diverged" if isinstance(error, Divergence) else kind
         with suppress(StorageError):  # a full disk must not hide what was wrong first
             segment.end(run.store, record, work.done, len(work.validated), kind, str(error) or type(error).__name__)
         raise
-    segment.end(run.store, record, work.done, len(work.validated), outcome)
-    seconds = time.monotonic() - began
-    return SegmentResult(record.segment, first, work.done, tuple(work.validated), outcome, run.ledger.head, seconds)
+    segment.end(run.store, record, work.done, len(work.validated), outcome, ranks=times)
+    return SegmentResult(
+        segment=record.segment,
+        first_step=first,
+        last_step=work.done,
+        validated=tuple(work.validated),
+        outcome=outcome,
+        head=run.ledger.head,
+        seconds=time.monotonic() - began,
+        slow=segment.told_slow(times),
+    )
 
 
 def resume(run: Run, backend: ModuleType, memory: MemoryPlan) -> State:
@@ -233,8 +244,8 @@ class _Segment:
 
     def _checkpoint(self) -> None:
         self.saver.wait()
-        self.team.tell("save")
-        self.saver.save(self.state)
+        with self.team.doing("save"):
+            self.saver.save(self.state)
         figures.save_probe(self.run, self.backend, self.state, self.memory, self.team)
 
     def _write(self, state: State) -> None:

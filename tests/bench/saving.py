@@ -192,7 +192,7 @@ def main() -> None:
     """Turns and their table; a rank other than 0 follows."""
     asked = arguments()
     run, order = shape(asked.size, asked.windows), [kind for _ in range(asked.rounds) for kind in KINDS]
-    with launched() as rank:
+    with launched(asked.backend) as rank:
         if rank:
             for _ in order:
                 follow(asked.backend)
