@@ -39,8 +39,9 @@ ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (un
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance
 
-worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 processes, in any grouping (about 3 minutes)
+worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 processes, in any grouping (about 4 minutes)
 	$(BIN)/python -m tests.worlds.run
+	$(BIN)/python -m tests.worlds.ordered
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64

@@ -109,10 +109,10 @@ class Ranks:
             np.sum(parts.reshape(self.size, mine), axis=0, dtype=np.int64, out=result[first : first + mine])
         return result
 
-    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """Own rows of the mean gradient f32, by the ranks of the order, which are all there are; one replays them."""
         if self.size == 1:
-            return ALONE.mean(order, shapes, gradient)
+            return ALONE.ordered(order, shapes, gradient)
         part = rank_mean(order, self.rank, self.rows, gradient)
         with _meeting(self.seconds, "gradients"):
             self._mesh = self._mesh or mesh_peers(order)
