@@ -29,12 +29,9 @@ def too_wide(m: ModelSpec) -> str:
 def on_host(spec: RunSpec, piece: Piece) -> int:
     """Bytes of the machine's own memory: a state on its way to or from the device; an audit's gradients beside it; what
     an ordered reduction adds, which is done there, with the sums of a unit."""
-    words = {"initial": 4, "unit": 4, "training": 12, "step": 20}[piece]
-    if (held := means(spec)) and piece in ("training", "step"):
-        held += 8 * sizes(spec.model).parameters
-    else:
-        held = 0
-    return words * sizes(spec.model).parameters + held + PROGRAM + CUDA
+    words, count = {"initial": 4, "unit": 4, "training": 12, "step": 20}[piece], sizes(spec.model).parameters
+    held = means(spec) if piece in ("training", "step") else 0
+    return words * count + (held + 8 * count if held else 0) + PROGRAM + CUDA
 
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
