@@ -22,6 +22,7 @@ then returns is defined and finite, but the step it belongs to is void.
     embed(table f32[V,D], tokens i64[T]) -> bf16[T,D]
     norm_bf16(x bf16[T,D], gain f32[D], eps, flag) -> (bf16[T,D], r f32[T])
     quantise_weight(w f32[O,I], rule, flag) -> Weight
+    weight_of(hi int8[O,I], scale f32[O]) -> Weight, from codes that were made elsewhere
     norm_rows(x bf16[T,D], gain f32[D], eps, slices, flag) -> (Rows[T,D], r f32[T])
     quantise_rows(x bf16[R,C], slices, flag) -> Rows[R,C]
     project(x Rows[T,I], w Weight[O,I]) -> bf16[T,O]

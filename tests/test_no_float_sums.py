@@ -44,13 +44,13 @@ SITES = {
     ("kernels/nvidia/transpose.py", "_grid", "sum"): "numbers of tiles, in Python's integers",
     ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
     ("model/memory.py", "_stages", "sum"): "the same",
-    ("model/ranks.py", "_reduce_scatter", "sum"): "numbers of rows, in Python's integers",
     ("model/ranks.py", "total", "dist.all_reduce"): "int64",
     ("model/ranks.py", "ordered", "sum"): "numbers of bytes, in Python's integers",
     ("model/ordered_step.py", "joined", "sum"): "numbers of elements, in Python's integers",
     ("model/ordered_ranks.py", "own_mean", "sum"): "the same",
     ("model/rows.py", "_cut", "sum"): "numbers of elements, in Python's integers",
     ("model/memory.py", "sizes", "sum"): "the same",
+    ("model/wire.py", "_starts", "accumulate"): "numbers of elements, in Python's integers",
     ("model/device_memory.py", "_stages", "sum"): "the same",
 }
 # (file, function, what): where floats are added over an index, and what fixes the order. The report's reduction, whose

@@ -123,7 +123,7 @@ def test_every_part_of_an_order_reaches_the_digest() -> None:
     specs = [RunSpec.model_validate(changed(section, "numerics", {"reduction": order})) for order in orders]
     assert len({spec.digest() for spec in specs}) == len(orders)
     assert specs[0].canonical()["numerics"]["reduction"] == ORDER  # type: ignore[index]
-    assert RunSpec.model_validate(section).digest() == specs[-1].digest()
+    assert RunSpec.model_validate(changed(section, "numerics", {})).digest() == specs[-1].digest()
     assert all(RunSpec.model_validate(spec.canonical()) == spec for spec in specs)
     assert specs[0].numerics.reduction.order(12) == Order(2, 3, 2, "left_fold")  # type: ignore[union-attr]
 

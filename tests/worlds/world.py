@@ -28,6 +28,7 @@ from model.ranks import Ranks
 from model.spec import Phase, RunSpec
 from model.state import State, initial_state
 from model.step import evaluate, step
+from model.wire import Device
 from tests.model import tiny
 
 FEW = 7  # units that divide evenly among no world here
@@ -50,6 +51,7 @@ class Part:
     steps: int
     backend: str = "cpu"
     plant: tuple[str, int, int] | None = None  # a parameter, a row and the bits that its first element gets
+    device: bool = False  # arrays travel as GPUs' do, but over gloo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,7 @@ def _rank(run: RunSpec, part: Part, state: State | None, rank: int, folder: Path
     if part.size:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=part.size)
         group = Ranks(backend, run.model, part.batch)
+        group.wire = Device(torch.device("cpu"), dist.group.WORLD) if part.device else group.wire
         done = _steps(run, part, group.scattered(given), group)
         whole = group.gathered(done.state)
         dist.destroy_process_group()
