@@ -51,9 +51,18 @@ def test_idle_turns() -> None:
 
 
 def test_worlds_of_one_two_and_three_give_one_trajectory() -> None:
+    assert f"trajectory root {TRAJECTORY}" in report("tests.worlds.run", "--short")
+
+
+@pytest.mark.slow
+def test_ranks_of_an_order_and_their_replay_give_one_trajectory() -> None:
+    assert report("tests.worlds.ordered").count("equal") == 6
+
+
+def report(*module: str) -> str:
+    """What a module prints, which ends with an error where anything differs."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "NUMBA_THREADING_LAYER": "workqueue"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worlds.run", "--short"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", *module]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"trajectory root {TRAJECTORY}" in done.stdout
+    return done.stdout
