@@ -269,8 +269,8 @@ def take_gpu(index: int) -> None:
     """Make one of this machine's GPUs the one that this process works on; ValueError where it has fewer."""
     if index >= (count := torch.cuda.device_count()):
         raise ValueError(
-            f"this machine has {count} GPUs, and process {index} of it has none: a GPU takes one process; start no more "
-            "than there are GPUs (the recipe's plan.processes), or take --backend cpu, which gives the same bits"
+            f"this machine has {count} GPUs, and process {index} of it has none, since a GPU takes one process; start "
+            "no more than that (the recipe's plan.processes), or take --backend cpu, which gives the same bits"
         )
     torch.cuda.set_device(index)
 
