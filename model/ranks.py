@@ -189,10 +189,9 @@ class Ranks:
             for rank, first, last in spans[name]:
                 sizes[rank] += width(name, last - first)
         mine = torch.zeros(max(sizes), dtype=dtype, device=wire.device)
-        at, found = 0, dict[str, torch.Tensor]()
-        for rows in (_tensor(own[name]).reshape(-1) for name in names if name in own):
-            mine[at : at + len(rows)] = rows
-            at += len(rows)
+        if parts := [_tensor(own[name]).reshape(-1).to(wire.device) for name in names if name in own]:
+            torch.cat(parts, out=mine[: sizes[self.rank]])
+        found: dict[str, torch.Tensor] = {}
         with _meeting(self.seconds, kind):
             everything = wire.all_gather(mine.view(torch.uint8)).view(dtype)
         self.sent[kind] += mine.nbytes * (self.size - 1)

@@ -177,7 +177,9 @@ class Parallel(Trainer):
         super().__init__(*arguments)
         torch._dynamo.config.optimize_ddp = False  # it cuts graphs by buckets, and has no flex attention
         devices = [self.device.index] if self.device.type == "cuda" else None
-        self.loss = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
+        self.loss = DistributedDataParallel(
+            self.model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
         """Gradients travel with the last."""
