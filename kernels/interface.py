@@ -39,7 +39,7 @@ then returns is defined and finite, but the step it belongs to is void.
     head(x Rows[T,D], w Weight[V,D], targets i64[T], flag) -> (nll i64, lse2 i64), for int() to fetch
     head_backward(x, w, targets, two_z, sums i64[V,D], flag) -> (nll, lse2, dx bf16[T,D])
     embed_backward(dx bf16[T,D], tokens i64[T], sums i64[V,D], flag)
-    square_rows(sums i64[R,...], scale) -> f32[R]
+    square_rows(sums i64[R,...], scale) -> f32[R]; here and below sums may be f32, as the ordered reduction gives them
     fixed_sum(x f32[R,C], flag) -> f32[R]
     adamw(p, m, v f32[...], sums i64[...], scalars: AdamScalars)   in place
 """

@@ -3,6 +3,7 @@
     int64 sums       reduce-scattered: each owner has the sum of its rows
     int8, bf16, …    gathered as bytes, whole on every rank: codes and scales of the quantised weights, the embedding
                      rounded to bf16 as its look-up rounds it, norm gains
+    float32          of a run whose reduction is ordered: they only move, and `model.ordered` adds
     32 bytes a leaf  of the rows that a rank owns, so that all ranks know every digest and the same roots
 
 World size, batches and who owns what change no bit. Sums, codes and tables go from GPU to GPU where the backend works
@@ -28,14 +29,21 @@ import torch.distributed as dist
 
 from kernels import digest
 from kernels.interface import Weight
-from model.group import Digested, Kind, LeavesOf, Tensors, digested
+from model.group import ALONE, Digested, Kind, LeavesOf, Tensors, digested
+from model.ordered import Order
+from model.ordered_ranks import TorchPeers, mesh_peers, own_mean, rank_mean
+from model.ordered_step import Gradient
 from model.rows import ownership
 from model.spec import ModelSpec
+from model.stage import STAGE
 from model.state import State
 from model.wire import Device, Host, Wire
 
+NO_LIMIT = timedelta(days=365)
+GATHERING = timedelta(minutes=10)  # for one tensor's rows: nobody does a step before sending or taking them
 PATIENCE = timedelta(minutes=10)  # of GPUs that met, for bytes that take them seconds
-PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",)}
+PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",), "mean": ("",)}
+DTYPES: dict[Kind, torch.dtype] = {"state": torch.float32, "gradient": torch.int64, "mean": torch.float32}
 Width = Callable[[str, int], int]  # (name, rows) → elements
 
 
@@ -58,10 +66,12 @@ class Ranks:
             self.wire = Device(self.device, dist.new_group(backend="nccl", timeout=PATIENCE))
         self.sent: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
+        self._mesh: tuple[TorchPeers, TorchPeers] | None = None  # for a reduction that is ordered
 
     def batches(self, units: int) -> Iterator[Sequence[int]]:
         """This rank's units by index modulo ranks; as many batches on every rank, the last perhaps empty."""
         own, most = range(self.rank, units, self.size), -(-units // self.size)
+        STAGE.turns = len(own)
         size = self.batch or most
         for first in range(0, most, size):
             yield own[first : first + size]
@@ -104,6 +114,18 @@ class Ranks:
             piece = self.wire.reduce_scatter(whole, counts)
         self.sent["gradients"] += 8 * (len(whole) - counts[self.rank])
         return self._placed(piece)
+
+    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+        """Own rows of the mean gradient f32, by the ranks of the order, which are all there are; one replays them."""
+        if self.size == 1:
+            return ALONE.mean(order, shapes, gradient)
+        part = rank_mean(order, self.rank, self.rows, gradient)
+        with _meeting(self.seconds, "gradients"):
+            self._mesh = self._mesh or mesh_peers(order)
+            before = sum(peers.sent for peers in self._mesh)
+            own = own_mean(order, self.rows, *self._mesh, part)
+            self.sent["gradients"] += sum(peers.sent for peers in self._mesh) - before
+        return dict(own)
 
     def total(self, *values: int) -> list[int]:
         """The sum over ranks of each value, which must fit into 64 bits."""
@@ -150,7 +172,7 @@ class Ranks:
 
     def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> Digested:
         """Each rank digests the leaves that it owns; they are told, and make the digest of each whole tensor."""
-        dtype = np.dtype(np.int64 if kind == "gradient" else np.float32)
+        dtype = DTYPES[kind]
         whole = {prefix + name: shape for prefix in PREFIXES[kind] for name, shape in self.rows.shapes.items()}
         began = time.perf_counter()
         leaves = {name: np.frombuffer(bytearray(found), np.uint8) for name, found in leaves_of(own).items()}
@@ -159,15 +181,15 @@ class Ranks:
         found = self._gather(
             "digests", leaves, whole, torch.uint8, lambda name, rows: 32 * -(-rows // width[name]), wire=self.host
         )
-        zero = np.zeros((), dtype)
+        zero = torch.zeros((), dtype=dtype).numpy()
         tensors = {name: np.broadcast_to(zero, shape) for name, shape in whole.items()}
         return digested(tensors, {name: found[name].numpy().tobytes() for name in whole})
 
-    def whole(self, own: Tensors) -> Tensors:
-        """Every gradient i64, whole, on the host of every rank."""
+    def whole(self, own: Tensors, kind: Kind) -> Tensors:
+        """Every gradient, whole, on the host of every rank."""
         shapes = self.rows.shapes
         width = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
-        found = self._gather("whole", own, shapes, torch.int64, lambda name, rows: rows * width[name], wire=self.host)
+        found = self._gather("whole", own, shapes, DTYPES[kind], lambda name, rows: rows * width[name], wire=self.host)
         return {name: data.numpy().reshape(shapes[name]) for name, data in found.items()}
 
     def _gather(
@@ -189,9 +211,10 @@ class Ranks:
             for rank, first, last in spans[name]:
                 sizes[rank] += width(name, last - first)
         mine = torch.zeros(max(sizes), dtype=dtype, device=wire.device)
-        if parts := [_tensor(own[name]).reshape(-1).to(wire.device) for name in names if name in own]:
-            torch.cat(parts, out=mine[: sizes[self.rank]])
-        found: dict[str, torch.Tensor] = {}
+        at, found = 0, dict[str, torch.Tensor]()
+        for rows in (_tensor(own[name]).reshape(-1) for name in names if name in own):
+            mine[at : at + len(rows)] = rows
+            at += len(rows)
         with _meeting(self.seconds, kind):
             everything = wire.all_gather(mine.view(torch.uint8)).view(dtype)
         self.sent[kind] += mine.nbytes * (self.size - 1)
@@ -209,7 +232,8 @@ class Ranks:
         return x.numpy() if self.device is None else x.to(self.device)
 
     def scattered(self, state: State | None) -> State:
-        """Each rank's own rows of the state that rank 0 gives."""
+        """Each rank's own rows of the state that rank 0 gives; opens the connections that gathered() takes."""
+        self._aside = dist.new_group(backend="gloo", timeout=GATHERING)
         scalars = told(None if state is None else state.scalars())
         tensors = {} if state is None else {n: self.backend.to_host(x) for n, x in state.tensors().items()}
         own: dict[str, np.ndarray] = {}
@@ -223,7 +247,8 @@ class Ranks:
         return State.of(own, scalars).placed(self.backend.to_device)
 
     def gathered(self, state: State) -> State | None:
-        """The whole state on the host of rank 0, None on others."""
+        """The whole state on the host of rank 0, None on others. It has connections of its own: in a thread of every
+        rank it may go on while they do steps."""
         own, whole = state.placed(self.backend.to_host).tensors(), {}
         if self.rank == 0:
             whole = {p + n: np.empty(s, np.float32) for p in PREFIXES["state"] for n, s in self.rows.shapes.items()}
@@ -231,9 +256,9 @@ class Ranks:
             if self.rank == 0 and rank == 0:
                 whole[name][rows] = own[name]
             elif self.rank == 0:
-                _recv(whole[name][rows], rank)
+                _recv(whole[name][rows], rank, self._aside)
             elif rank == self.rank:
-                _send(np.ascontiguousarray(own[name]), 0)
+                _send(np.ascontiguousarray(own[name]), 0, self._aside)
         if self.rank:
             return None
         return replace(State.of(whole, state.scalars()), spike=state.spike)
@@ -251,15 +276,16 @@ def launched(backend: str) -> Iterator[int]:
     """This process as one of those that torchrun started, or alone; yields its rank. Where the backend works on GPUs
     each rank of a machine has one of its own.
 
-    Ranks that died are known by their connections, so the time limit of a wait only has to outlast a step. After an
-    error no leave is taken of the others, which may be gone: that would wait for them.
+    Ranks that died are known by their connections, ranks that hang by what they tell (storage/watch.py), so the
+    library's own limit of a wait is none. After an error no leave is taken of the others, which may be gone: that would
+    wait for them.
     """
     if not started_by_torchrun():
         yield 0
         return
     if backend.rpartition("checked:")[2] in ("nvidia", "generic:cuda"):
         take_gpu(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("gloo", timeout=timedelta(days=1))
+    dist.init_process_group("gloo", timeout=NO_LIMIT)
     yield dist.get_rank()
     dist.destroy_process_group()
 
@@ -268,8 +294,8 @@ def take_gpu(index: int) -> None:
     """Make one of this machine's GPUs the one that this process works on; ValueError where it has fewer."""
     if index >= (count := torch.cuda.device_count()):
         raise ValueError(
-            f"this machine has {count} GPUs, and process {index} of it has none, since a GPU takes one process; start "
-            "no more than that (the recipe's plan.processes), or take --backend cpu, which gives the same bits"
+            f"this machine has {count} GPUs, and process {index} of it has none: a GPU takes one process; start no "
+            "more than there are GPUs (the recipe's plan.processes), or take --backend cpu, which gives the same bits"
         )
     torch.cuda.set_device(index)
 
@@ -309,23 +335,24 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
     """Around what the ranks do together: Parted where one is gone, and the time that it took."""
     began = time.perf_counter()
     try:
-        yield
+        with STAGE.meeting():
+            yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # what torch.distributed raises
-        raise Parted(str(error).split(". ")[0]) from None
+        raise Parted(STAGE.missing or str(error).split(". ")[0]) from None
     if seconds is not None:
         seconds[kind] += time.perf_counter() - began
 
 
-def _send(array: np.ndarray, rank: int) -> None:
+def _send(array: np.ndarray, rank: int, group: dist.ProcessGroup | None = None) -> None:
     with _meeting():
-        dist.send(_tensor(array), rank)
+        dist.send(_tensor(array), rank, group)
 
 
-def _recv(array: np.ndarray, rank: int) -> None:
+def _recv(array: np.ndarray, rank: int, group: dist.ProcessGroup | None = None) -> None:
     with _meeting():
-        dist.recv(_tensor(array), rank)
+        dist.recv(_tensor(array), rank, group)
 
 
 def _tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:

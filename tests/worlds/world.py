@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import kernels
+from kernels import digest
 from model import schedule
 from model.group import ALONE
 from model.ranks import Ranks
@@ -113,9 +114,12 @@ def _steps(run: RunSpec, part: Part, state: State, group: Any) -> Done:
         plan = schedule.plan(run, state.step)
         windows = tiny.windows(run, plan.first_window, plan.windows)
         began = time.perf_counter()
-        record = step(run, backend, state, windows, diagnose=plan.step % 2 == 0, group=group)
+        taken: dict[str, np.ndarray] = {}
+        take = taken.update if plan.step % 4 == 3 else None
+        record = step(run, backend, state, windows, diagnose=plan.step % 2 == 0, take=take, group=group)
         seconds.append(time.perf_counter() - began)
-        records.append(json.loads(json.dumps(dataclasses.asdict(record))))
+        digests = digest.tensor_digests(taken, digest.leaves_of(taken))
+        records.append(json.loads(json.dumps(dataclasses.asdict(record) | {"taken": digests})))
     counted = {"sent": dict(group.sent), "seconds": dict(group.seconds)} if part.size else {}
     held_out = evaluate(run, backend, state, tiny.windows(run, 1000, 5), group=group)
     return Done(records, held_out, state, [{"step": sorted(seconds)[len(seconds) // 2], **counted}])
