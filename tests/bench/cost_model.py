@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tests.bench.shapes import OPEN_1B
 
-UNIT_SECONDS = 0.2764  # of 4 windows on an H200: (2.289 s − ROWS_SECONDS) ÷ 8, 2026-11-29-gpu-step.md
+UNIT_SECONDS = 0.3104  # of 4 windows on an H200: (2.561 s − ROWS_SECONDS) ÷ 8, 2026-11-29-gpu-step.md
 ROWS_SECONDS = 0.078  # weights' codes, optimizer and digests of one GPU, the same report
 WHOLE_SECONDS = 0.015  # about 150 launches on that machine's host, and 5 GB written
 NVLINK = 350e9  # bytes a second through a GPU, NCCL's bus bandwidth within a node of 8; assumed

@@ -37,14 +37,16 @@ from torch.nn.parallel import DistributedDataParallel
 import kernels
 from model.group import ALONE, Digested, Group, Kind, LeavesOf
 from model.ranks import Ranks, launched, take_gpu
+from model.spec import NumericsSpec
 from model.state import initial_state
 from model.step import step
 from model.transformer import network
 from tests.bench.gpu_stock import Trainer, device_of, parameters_of
-from tests.bench.shapes import OPEN_1B, TINY, lsq, run_of
+from tests.bench.shapes import OPEN_1B, TINY, run_of
 from tests.device import launch
 
 UNIT = 4  # windows of a unit of ours
+NUMERICS = NumericsSpec(unit_windows=UNIT)
 MICRO = 8  # and of a micro-batch of the peer
 LONGER = 4  # times the windows of a shared step: the second of two batches that tell a step's time
 
@@ -127,8 +129,8 @@ def ours(request: dict[str, Any]) -> None:
     """One rank of ours."""
     with launched(request["backend"]) as rank:
         backend, model = kernels.backend(request["backend"]), TINY if request["tiny"] else OPEN_1B
-        runs = {name: run_of(model, count, lsq(UNIT)) for name, count in batches(request).items()}
-        warm = run_of(model, UNIT * request["gpus"], lsq(UNIT))
+        runs = {name: run_of(model, count, NUMERICS) for name, count in batches(request).items()}
+        warm = run_of(model, UNIT * request["gpus"], NUMERICS)
         group: Any = Measured(Ranks(backend, model) if request["gpus"] > 1 else ALONE)
         if request["gpus"] > 1:
             state = launch.own_state(warm, backend, group.group)
@@ -196,7 +198,7 @@ def stock(request: dict[str, Any]) -> None:
         dist.init_process_group("nccl" if gpu else "gloo")
         rank = dist.get_rank()
     backend, model = kernels.backend(request["backend"]), TINY if request["tiny"] else OPEN_1B
-    run = run_of(model, request["windows"], lsq(UNIT))
+    run = run_of(model, request["windows"], NUMERICS)
     weights = initial_state(run, backend).weights
     parameters = parameters_of(backend, weights, device_of(backend), torch.bfloat16)
     kind = Parallel if request["gpus"] > 1 else Trainer
@@ -299,7 +301,9 @@ def main() -> None:
     rows = measure(asked)
     table(rows, asked)
     machine = torch.cuda.get_device_name() if launch.gpus() else asked.backend
-    print(json.dumps({"machine": machine, "unit_windows": UNIT, "stock_micro_windows": MICRO, "rows": rows}))
+    print(
+        json.dumps({"machine": machine, "numerics": NUMERICS.model_dump(), "stock_micro_windows": MICRO, "rows": rows})
+    )
 
 
 if __name__ == "__main__":

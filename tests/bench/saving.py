@@ -35,14 +35,14 @@ import torch.distributed as dist
 from kernels.digest import digest
 from model.memory import KEEP_ALL
 from model.ranks import Ranks, launched, started_by_torchrun
-from model.spec import RunSpec
+from model.spec import NumericsSpec, RunSpec
 from model.state import initial_state, root
 from storage import checkpoint, engine, training
 from storage.ledger import Header, create_header
 from storage.run import Run, open_run
 from storage.store import LocalStore
 from storage.team import SOLO, Led, Team, follow
-from tests.bench.shapes import OPEN_1B, SHAPES, lsq, run_of, spec
+from tests.bench.shapes import OPEN_1B, SHAPES, run_of, spec
 
 EVERY = 10
 STEPS = 2 * EVERY + EVERY // 2 + 1  # two cycles, from step 5 on
@@ -165,7 +165,7 @@ def _clocked_method(function: Any, seconds: list[float]) -> Any:
 
 def shape(size: str, windows: int) -> RunSpec:
     """One of SHAPES, or 1B."""
-    return run_of(OPEN_1B, windows, lsq(4)) if size == "1B" else spec(size, windows)
+    return run_of(OPEN_1B, windows, NumericsSpec(unit_windows=4)) if size == "1B" else spec(size, windows)
 
 
 def arguments() -> argparse.Namespace:

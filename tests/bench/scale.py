@@ -33,7 +33,7 @@ import torch.distributed as dist
 import kernels
 from model.group import ALONE
 from model.ranks import Ranks
-from model.spec import ModelSpec, RunSpec
+from model.spec import ModelSpec, NumericsSpec, RunSpec
 from model.state import initial_state
 from model.step import step
 from tests.bench.shapes import SHAPES, TINY, run_of
@@ -46,7 +46,7 @@ KINDS = ("gradients", "codes", "tables", "squares", "digests", "scalars")
 
 def run_for(tiny: bool) -> RunSpec:
     """Steps of 8 units of one window: of 1,024 tokens and about 10 M parameters, or tiny."""
-    return run_of(TINY if tiny else ModelSpec(**SMALL), WINDOWS)
+    return run_of(TINY if tiny else ModelSpec(**SMALL), WINDOWS, NumericsSpec())
 
 
 def world(run: RunSpec, size: int) -> list[dict[str, Any]]:
