@@ -7,7 +7,7 @@
     whole          what every rank does with all weights: layouts and the embedding's table
     reduce         8 bytes a parameter through each node, or each GPU within one: NCCL's ring
     gather         a byte a code, two an element of the embedding
-    host           rank 0's windows to all by a tree, and rings and trees of small messages, over gloo
+    host           rank 0 deals the windows, and rings and trees of small messages, over gloo
 
 Nothing overlaps here, though much could. Efficiency is one GPU's time ÷ (n × n GPUs' time), of the same batch.
 """
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from tests.bench.shapes import OPEN_1B
 
-UNIT_SECONDS = 0.3104  # of 4 windows on an H200: (2.561 s − ROWS_SECONDS) ÷ 8, 2026-11-29-gpu-step.md
-ROWS_SECONDS = 0.078  # weights' codes, optimizer and digests of one GPU, the same report
+UNIT_SECONDS = 0.3068  # of 4 windows on an H200: (2.561 s − ROWS_SECONDS) ÷ 8, 2026-11-29-gpu-step.md
+ROWS_SECONDS = 0.107  # weights' codes, optimizer and digests of one GPU, the same report
 WHOLE_SECONDS = 0.015  # about 150 launches on that machine's host, and 5 GB written
 NVLINK = 350e9  # bytes a second through a GPU, NCCL's bus bandwidth within a node of 8; assumed
 HOP = 10e-6  # seconds of a step of a ring between GPUs; assumed
@@ -51,12 +51,12 @@ def step_seconds(gpus: int, units: int, network: Network = FABRIC, unit_windows:
     if gpus == 1:
         return found
     rounds, windows = math.ceil(math.log2(gpus)), units * unit_windows
-    told = 8 * windows * (OPEN_1B.seq_len + 1) / HOST_BYTES
+    dealt = 4 * windows * (OPEN_1B.seq_len + 1) * others / HOST_BYTES
     return found | {
         "whole": WHOLE_SECONDS,
         "reduce": 8 * parameters * others / rate + gpus * HOP,
         "gather": (parameters + embedding) * others / rate + gpus * HOP,
-        "host": rounds * (told + 4 * HOST_HOP) + 2 * gpus * HOST_HOP,
+        "host": dealt + 4 * rounds * HOST_HOP + 2 * gpus * HOST_HOP,
     }
 
 
