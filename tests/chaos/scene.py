@@ -46,7 +46,7 @@ class Scene:
     def __init__(self, folder: Path, address: str, plain: Scene | None = None) -> None:
         self.folder, self.address, self.plain = folder, address, plain
         self.store, self.target = LocalStore(folder / "run"), LocalStore(folder / "published")
-        self._before: dict[str, bytes] = {}
+        self.before: dict[str, bytes] = {}
         folder.mkdir(parents=True)
         if plain:
             shutil.copytree(plain.folder / "mix", folder / "mix")
@@ -81,8 +81,8 @@ class Scene:
         run's as far as it goes; every checkpoint that can be seen whole; nothing else than what that run has too."""
         assert self.plain is not None
         now, expected = self.lasting(), self.plain.lasting()
-        assert self._before.items() <= now.items(), f"lost or changed: {sorted(self._before.keys() - now.keys())}"
-        self._before = now
+        assert self.before.items() <= now.items(), f"lost or changed: {sorted(self.before.keys() - now.keys())}"
+        self.before = now
         for key, data in now.items():
             if not key.startswith("objects/"):
                 assert data == expected[key], f"{key} is not the undisturbed run's"
