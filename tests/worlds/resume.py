@@ -72,7 +72,9 @@ class World:
         """One segment; the steps that it repeated."""
         for orders in self.orders:
             orders.put((folder, until))
-        return list(self.answers.get(timeout=LIMIT))
+        answer = self.answers.get(timeout=LIMIT)
+        assert isinstance(answer, tuple), answer
+        return list(answer)
 
     def _rank(self, rank: int, size: int, meet: Path) -> None:
         torch.set_num_threads(1)
@@ -84,10 +86,18 @@ class World:
             if rank:
                 follow("cpu")
                 continue
-            run = opened(folder)
-            team = Led(Ranks(kernels.backend("cpu"), run.spec.model)) if size > 1 else SOLO
-            done = train_segment(run, "cpu", until, checkpoint_every=CHECKPOINTS, diagnostics_every=9, team=team)
-            self.answers.put(done.validated)
+            try:
+                self.answers.put(segment(folder, until, size))
+            except Exception as error:
+                self.answers.put(f"{type(error).__name__}: {error}")
+
+
+def segment(folder: Path, until: int, size: int) -> tuple[int, ...]:
+    """Rank 0's part of a segment; the steps that it repeated."""
+    run = opened(folder)
+    team = Led(Ranks(kernels.backend("cpu"), run.spec.model)) if size > 1 else SOLO
+    done = train_segment(run, "cpu", until, checkpoint_every=CHECKPOINTS, diagnostics_every=9, team=team)
+    return done.validated
 
 
 def cut_off(plain: Path, folder: Path, step: int) -> list[int]:
