@@ -6,7 +6,7 @@ memory.py the counts are upper bounds of the backend's arrays, at the point of a
 
 from collections.abc import Iterator
 
-from model.memory import PROGRAM, PURPOSES, MemoryPlan, Needs, Piece, layer_trace, most_slices, sizes, total
+from model.memory import PROGRAM, PURPOSES, MemoryPlan, Needs, Piece, layer_trace, means, most_slices, sizes, total
 from model.spec import ModelSpec, RunSpec
 
 # The same numbers as in kernels/nvidia, whose arrays a test counts.
@@ -27,9 +27,14 @@ def too_wide(m: ModelSpec) -> str:
 
 
 def on_host(spec: RunSpec, piece: Piece) -> int:
-    """Bytes of the machine's own memory: a state on its way to or from the device; an audit's gradients beside it."""
+    """Bytes of the machine's own memory: a state on its way to or from the device; an audit's gradients beside it; what
+    an ordered reduction adds, which is done there, with the sums of a unit."""
     words = {"initial": 4, "unit": 4, "training": 12, "step": 20}[piece]
-    return words * sizes(spec.model).parameters + PROGRAM + CUDA
+    if (held := means(spec)) and piece in ("training", "step"):
+        held += 8 * sizes(spec.model).parameters
+    else:
+        held = 0
+    return words * sizes(spec.model).parameters + held + PROGRAM + CUDA
 
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:

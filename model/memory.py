@@ -4,6 +4,7 @@
     recomputed   nothing: each layer's trace is kept. n: only the residual stream that enters every n-th layer is; in
                  the backward those n layers' streams are made again, then, from the last to the first, one trace
     mapped       the moments lie in files that the system reads and writes as they are needed
+    copied       the state, for a checkpoint that is written while training goes on; or not: then training waits for it
 
 No plan changes a bit: what is recomputed goes through the same functions. The byte counts are of the `cpu` backend:
 upper bounds of its arrays and working space, and a measured constant for the program itself. device_memory.py counts
@@ -18,12 +19,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from model.spec import ModelSpec, RunSpec
+from model.ordered_step import rows_held
+from model.spec import ModelSpec, Ordered, RunSpec
 
 Piece = Literal["unit", "step", "training", "initial"]
 PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its gradients alone
 Needs = dict[str, int]  # purpose → bytes
-PURPOSES = ("weights", "moments", "sums", "codes", "activations", "working space", "program")
+PURPOSES = ("weights", "moments", "copy", "sums", "codes", "activations", "working space", "program")
 
 # Interpreter, PyTorch, Numba and compiled kernels take 0.4 GB; the C library keeps some of what one layer frees.
 PROGRAM = 512 << 20
@@ -37,11 +39,13 @@ class MemoryPlan:
 
     hold_codes: the int8 codes of all weights are held for the step; else each is made when it is used and dropped.
     map_moments: the optimizer's moments lie in memory-mapped files.
+    copy_state: training keeps room for a copy of the state, from which checkpoints are written.
     """
 
     recompute: int = 0
     hold_codes: bool = True
     map_moments: bool = False
+    copy_state: bool = True
 
     @property
     def lean(self) -> bool:
@@ -51,7 +55,7 @@ class MemoryPlan:
     def slowdown(self) -> float:
         """Rough time of a step relative to keeping everything: a backward costs two forwards. For ordering plans."""
         again = self.recompute and 2 - 1 / self.recompute
-        return 1 + again / 3 + (not self.hold_codes) * 0.03 + self.map_moments * 0.05
+        return 1 + again / 3 + (not self.hold_codes) * 0.03 + self.map_moments * 0.05 + (not self.copy_state) * 0.01
 
     def __str__(self) -> str:
         kept = f"the stream entering every {self.recompute}. layer" if self.recompute > 1 else "each layer's input"
@@ -60,6 +64,7 @@ class MemoryPlan:
                 f"keeps {kept if self.recompute else 'every activation'}",
                 "all weights' codes held" if self.hold_codes else "weights' codes made when used",
                 "moments in files" if self.map_moments else "moments in memory",
+                *(() if self.copy_state else ("training waits while a checkpoint is written",)),
             )
         )
 
@@ -79,7 +84,8 @@ def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
     for recompute in range(2 + math.isqrt(model.layers)):
         for hold_codes in (True, False):
             for map_moments in (False, True):
-                yield MemoryPlan(recompute, hold_codes, map_moments)
+                for copy_state in (True, False):
+                    yield MemoryPlan(recompute, hold_codes, map_moments, copy_state)
 
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
@@ -88,11 +94,21 @@ def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
     always = {"weights": 4 * count, "program": PROGRAM}
     if piece in ("step", "training") and not plan.map_moments:
         always["moments"] = 8 * count
+    if piece == "training" and plan.copy_state:
+        always["copy"] = 12 * count
     if piece != "initial":
         always["codes"] = sizes(spec.model).codes if plan.hold_codes else 0
         peak: Needs = max(_stages(spec, plan, piece), key=total)
-        always |= peak
+        always |= peak | {"sums": peak["sums"] + (means(spec) if piece != "unit" else 0)}
     return {purpose: always[purpose] for purpose in PURPOSES if always.get(purpose)}
+
+
+def means(spec: RunSpec, processes: int = 1) -> int:
+    """Bytes of float32 that one process holds beside a unit's sums for an ordered reduction; 0 for the exact one."""
+    reduction = spec.numerics.reduction
+    if not isinstance(reduction, Ordered):
+        return 0
+    return 4 * sizes(spec.model).parameters * rows_held(reduction.replicas, alone=processes == 1)
 
 
 def total(needs: Needs) -> int:

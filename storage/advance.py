@@ -44,10 +44,10 @@ def advance(
     plan = schedule.plan(run.spec, number)
     windows = run.stream.windows(plan.first_window, plan.windows)
     batch = run.stream.batch_digest(plan.first_window, plan.windows)
-    team.tell("step", windows, diagnose)
-    record = engine.step(
-        run.spec, backend, state, windows, diagnose=diagnose, take=take, memory=memory, group=team.group
-    )
+    with team.doing("step", windows, diagnose):
+        record = engine.step(
+            run.spec, backend, state, windows, diagnose=diagnose, take=take, memory=memory, group=team.group
+        )
     entry = Entry(
         step=record.step,
         tokens=record.tokens,

@@ -105,8 +105,8 @@ def _losses(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, tea
         part = windows[start : start + source.held_out.windows]
         start += len(part)
         if len(part):
-            team.tell("evaluate", part)
-            bits = engine.evaluate(run.spec, backend, state, part, memory, team.group)
+            with team.doing("evaluate", part):
+                bits = engine.evaluate(run.spec, backend, state, part, memory, team.group)
             losses[source.name] = SourceLoss(loss=bits, windows=len(part))
     return losses
 

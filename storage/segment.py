@@ -8,12 +8,16 @@ They stand beside the chain and change no digest in it.
 
 import secrets
 from datetime import UTC, datetime
+from statistics import median_low
 from typing import Literal
+
+from pydantic import Field
 
 from storage.provenance import Provenance
 from storage.records import Count, Digest, Record, Text
 from storage.store import Store
 
+SLOW = 1.5  # times the ranks' median
 Outcome = Literal["finished", "paused", "stopped", "halted", "diverged", "failed"]
 
 
@@ -31,8 +35,19 @@ class SegmentStart(Record):
     time: Text
 
 
+class RankTime(Record):
+    """What a rank did in the steps of a segment but its first, which compiles: units, its own work, waiting."""
+
+    units: Count
+    worked_ms: Count
+    waited_ms: Count
+
+
 class SegmentEnd(Record):
-    """A segment ended. Steps first_step … last_step − 1 ran, the first `validated_steps` of them were compared."""
+    """A segment ended. Steps first_step … last_step − 1 ran, the first `validated_steps` of them were compared.
+
+    ranks: of each of several, where the segment did not fail; slow_rank: the slowest, where slow() finds one.
+    """
 
     kind: Literal["segment-end"] = "segment-end"
     segment: Text
@@ -42,6 +57,8 @@ class SegmentEnd(Record):
     validated_steps: Count
     outcome: Outcome
     reason: Text
+    ranks: list[RankTime] = Field(default_factory=list)
+    slow_rank: Count | None = None
     time: Text
 
 
@@ -75,9 +92,16 @@ def begin(
 
 
 def end(
-    store: Store, start: SegmentStart, last_step: int, validated_steps: int, outcome: Outcome, reason: str = ""
+    store: Store,
+    start: SegmentStart,
+    last_step: int,
+    validated_steps: int,
+    outcome: Outcome,
+    reason: str = "",
+    ranks: list[RankTime] | None = None,
 ) -> None:
     """Write the record of its end."""
+    times = ranks or []
     record = SegmentEnd(
         segment=start.segment,
         run=start.run,
@@ -86,6 +110,33 @@ def end(
         validated_steps=validated_steps,
         outcome=outcome,
         reason=reason[:4096],
+        ranks=times,
+        slow_rank=slow(times),
         time=now(),
     )
     store.create(f"segments/{start.segment}.end.json", record.canonical())
+
+
+def slow(ranks: list[RankTime]) -> int | None:
+    """The rank whose work takes longest by the unit, where that is more than 1.5 times the median."""
+    paces = _paces(ranks)
+    slowest = max(paces, key=paces.__getitem__, default=None)
+    if slowest is None or paces[slowest] <= SLOW * median_low(paces.values()):
+        return None
+    return slowest
+
+
+def told_slow(ranks: list[RankTime]) -> str:
+    """One sentence about the slow rank; "" where there is none."""
+    if (rank := slow(ranks)) is None:
+        return ""
+    paces = _paces(ranks)
+    return (
+        f"rank {rank} is slow: {paces[rank]:,.0f} ms of work a unit, the median of {len(paces)} ranks is "
+        f"{median_low(paces.values()):,.0f} ms; the others wait for it"
+    )
+
+
+def _paces(ranks: list[RankTime]) -> dict[int, float]:
+    """Milliseconds of work a unit, of the ranks that had any."""
+    return {rank: time.worked_ms / time.units for rank, time in enumerate(ranks) if time.units}

@@ -3,7 +3,10 @@
     rank 0     trains as one process would, alone touches ledger and store, and says what all ranks do next
     others     wait for what is said: a step, an evaluation, the state's rows for a checkpoint, the end
 
+Rows for a checkpoint are copied when it is said and told in a thread, while the steps go on.
+
 A rank that dies breaks the connection that the others wait at, so each of them ends too, and rank 0 with the reason.
+One that hangs is found and ended by those that wait (watch.py).
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from model.memory import MemoryPlan
 from model.ranks import Parted, Ranks, shown, told
 from model.rows import idle
 from model.spec import RunSpec
+from model.stage import STAGE
 from storage import engine
 from storage.engine import State
 from storage.errors import RankLost
+from storage.saving import Saver
+from storage.segment import RankTime
 
-Work = Literal["step", "evaluate", "gather", "end"]
+Work = Literal["step", "evaluate", "save", "times"]
 
 
 class Team:
@@ -33,15 +39,21 @@ class Team:
 
     group: Group = ALONE
 
-    def tell(self, work: Work, windows: np.ndarray | None = None, diagnose: bool = False) -> None:
-        """Say what all ranks do next."""
+    @contextmanager
+    def doing(self, work: Work, windows: np.ndarray | None = None, diagnose: bool = False) -> Iterator[None]:
+        """Around a work that all ranks do, on these windows: they are told of it."""
+        yield
+
+    def times(self) -> list[RankTime]:
+        """What each of several ranks worked and waited in the steps of this segment; none of one process."""
+        return []
 
     def spread(self, backend: ModuleType, state: State) -> State:
         """The rows of a state on the host that this rank owns, where the backend works."""
         return state.placed(backend.to_device)
 
     def whole(self, backend: ModuleType, state: State) -> State:
-        """The whole state on the host."""
+        """The whole state on the host; the others have been told to save."""
         return state.placed(backend.to_host)
 
     @contextmanager
@@ -59,11 +71,19 @@ class Led(Team):
     def __init__(self, group: Ranks) -> None:
         self.group = self.ranks = group
 
-    def tell(self, work: Work, windows: np.ndarray | None = None, diagnose: bool = False) -> None:
-        """Say what all ranks do next, and on which windows."""
+    @contextmanager
+    def doing(self, work: Work, windows: np.ndarray | None = None, diagnose: bool = False) -> Iterator[None]:
+        """Say what all ranks do next, and on which windows; then it is done here too."""
         told({"work": work, "diagnose": diagnose})
         if windows is not None:
             shown(windows)
+        with STAGE.working(work, 1 if windows is None else len(windows)):
+            yield
+
+    def times(self) -> list[RankTime]:
+        """Of all ranks."""
+        with self.doing("times"):
+            return _times(self.ranks)
 
     def spread(self, backend: ModuleType, state: State) -> State:
         """This rank's own rows; the others get theirs."""
@@ -71,7 +91,6 @@ class Led(Team):
 
     def whole(self, backend: ModuleType, state: State) -> State:
         """The whole state, from the rows of all."""
-        self.tell("gather")
         whole = self.ranks.gathered(state)
         assert whole is not None  # this is rank 0
         return whole
@@ -82,17 +101,36 @@ class Led(Team):
         try:
             told({"spec": spec.canonical(), "memory": dataclasses.asdict(memory)})
             yield
-            self.tell("end")
+            told({"work": "end"})
         except Parted as error:
-            raise RankLost(
-                f"another of the segment's {self.group.size} processes ended before its work was done: {error}",
-                cause="it was killed, the system ran out of memory, or it failed: its own words are above",
-                next_step="train again: it goes on from the newest whole checkpoint",
-            ) from None
+            raise lost(self.group.size, error) from None
         except BaseException:
             with suppress(Parted):
-                self.tell("end")
+                told({"work": "end"})
             raise
+
+
+def lost(size: int, error: Parted) -> RankLost:
+    """What ends a segment of `size` processes of which one has ended, or was ended since it did not go on."""
+    if STAGE.missing:
+        return RankLost(
+            f"not all of the segment's {size} processes go on: {error}",
+            cause="the process was stopped, or its device or disk does not answer",
+            next_step="train again: it goes on from the newest whole checkpoint",
+        )
+    return RankLost(
+        f"another of the segment's {size} processes ended before its work was done: {error}",
+        cause="it was killed, the system ran out of memory, or it failed: its own words are above",
+        next_step="train again: it goes on from the newest whole checkpoint",
+    )
+
+
+def _times(group: Ranks) -> list[RankTime]:
+    row = [0] * (3 * group.size)
+    row[3 * group.rank : 3 * group.rank + 3] = STAGE.units, round(1e3 * STAGE.worked), round(1e3 * STAGE.waited)
+    found = group.total(*row)
+    each = zip(found[::3], found[1::3], found[2::3])
+    return [RankTime(units=units, worked_ms=worked, waited_ms=waited) for units, worked, waited in each]
 
 
 def follow(backend_name: str) -> None:
@@ -102,15 +140,19 @@ def follow(backend_name: str) -> None:
     backend = engine.load_backend(backend_name)
     group = Ranks(backend, spec.model)
     state = group.scattered(None)
-    while (order := told())["work"] != "end":
-        if order["work"] == "gather":
-            group.gathered(state)
-            continue
-        windows = shown()
-        if order["work"] == "step":
-            engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
-        else:
-            engine.evaluate(spec, backend, state, windows, memory, group)
+    with Saver(group.gathered, memory.copy_state) as saver:
+        while (order := told())["work"] != "end":
+            saver.check()
+            if order["work"] in ("save", "times"):
+                with STAGE.working(order["work"]):
+                    saver.save(state) if order["work"] == "save" else _times(group)
+                continue
+            windows = shown()
+            with STAGE.working(order["work"], len(windows)):
+                if order["work"] == "step":
+                    engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
+                else:
+                    engine.evaluate(spec, backend, state, windows, memory, group)
 
 
 def idle_turns(spec: RunSpec, size: int) -> str:

@@ -20,6 +20,7 @@ from storage.errors import RankLost, VerbatimError
 from tasks import leash
 
 Event = dict[str, Any]
+LINGER = 60.0  # seconds that a child which has told of its error may take to end
 
 
 class ChildKilled(VerbatimError):
@@ -46,7 +47,7 @@ def run(
     child = _start(module, json.dumps(request), processes)
     try:
         result = _listen(child, on_event)
-        status = child.wait()
+        status = _ended(child, LINGER if result.get("kind") == "error" else None)
     except BaseException:
         leash.stop(child)
         raise
@@ -85,10 +86,19 @@ def _listen(child: subprocess.Popen[bytes], on_event: Callable[[Event], None]) -
     assert child.stdout is not None
     for line in child.stdout:
         if line.endswith(b"\n"):  # else the child was killed in the middle of it
-            event = json.loads(line)
-            last = last if last.get("kind") == "error" else event
-            on_event(event)
+            last = json.loads(line)
+            on_event(last)
+            if last["kind"] == "error":
+                break  # a process that cannot be ended may hold the pipe open
     return last
+
+
+def _ended(child: subprocess.Popen[bytes], patience: float | None) -> int:
+    """Its exit status, once it has ended or, after that many seconds, was ended."""
+    try:
+        return child.wait(patience)
+    except subprocess.TimeoutExpired:
+        return leash.stop(child)
 
 
 def emit(kind: str, **fields: Any) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from model.ranks import Parted, Ranks, launched, started_by_torchrun
+from model.stage import STAGE
 from storage.engine import load_backend, self_test
-from storage.run import open_run
+from storage.lease import held, refused
+from storage.run import Run, open_run
 from storage.store import open_store
 from storage.stream import Stream
-from storage.team import SOLO, Led, follow, idle_turns
-from storage.training import StepProgress, stop_on_signal, train_segment
+from storage.team import SOLO, Led, follow, idle_turns, lost
+from storage.training import SegmentResult, StepProgress, stop_on_signal, train_segment
+from storage.watch import watched
 from tasks.leash import end_with_parent
 from tasks.process import emit, reporting
 
@@ -24,24 +29,55 @@ def main() -> None:
     Started by torchrun this is one rank: 0 does so, the others do what it says.
     """
     ranks = started_by_torchrun()
-    with stop_on_signal(second_ends=not ranks) as should_stop, reporting() as request, launched() as rank:
-        if ranks:
-            end_with_parent()
+    with (
+        stop_on_signal(second_ends=not ranks) as should_stop,
+        reporting() as request,
+        _among(ranks, request["backend"]) as rank,
+    ):
         if rank == 0:
-            _train(request, should_stop)
+            _lead(request, should_stop)
             return
         try:
             follow(request["backend"])
         except Parted as error:
+            if STAGE.missing:  # it may be rank 0, which then says nothing
+                raise lost(request["processes"], error) from None
             sys.exit(f"rank {rank} ends, since another did: {error}")
 
 
-def _train(request: dict[str, Any], should_stop: Callable[[], bool]) -> None:
+@contextmanager
+def _among(ranks: bool, backend: str) -> Iterator[int]:
+    """This process alone, or as one rank, watched; yields its rank."""
+    if not ranks:
+        yield 0
+        return
+    end_with_parent()
+    with watched(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), _give_up), launched(backend) as rank:
+        yield rank
+
+
+def _give_up(reason: str) -> None:
+    """Nothing else ends a wait for a process that cannot be ended from here."""
+    emit("error", message=f"this segment's processes do not go on: {reason}", exit_code=1, killed=True)
+    os._exit(1)
+
+
+def _lead(request: dict[str, Any], should_stop: Callable[[], bool]) -> None:
+    """Train as the run's only trainer, as far as others look; one that took it over meanwhile is left to it."""
     run = open_run(open_store(request["run"]), Stream.open(open_store(request["mix"])))
+    parents = 2 if request["processes"] > 1 else 1  # torchrun's launcher, and who listens to these events
+    with held(run.store, run.ledger.run_id, parents) as lease:
+        result = _train(run, request, lambda: should_stop() or lease.lost is not None)
+        if result.outcome == "stopped" and lease.lost:
+            raise refused(run.store, lease.lost)
+        emit("result", **dataclasses.asdict(result))
+
+
+def _train(run: Run, request: dict[str, Any], should_stop: Callable[[], bool]) -> SegmentResult:
     emit("check", done=len(run.ledger), note=idle_turns(run.spec, request["processes"]))
     self_test(request["backend"])  # a machine that computes wrongly must not write a ledger
     team = SOLO if request["processes"] == 1 else Led(Ranks(load_backend(request["backend"]), run.spec.model))
-    result = train_segment(
+    return train_segment(
         run,
         request["backend"],
         request["until"],
@@ -51,7 +87,6 @@ def _train(request: dict[str, Any], should_stop: Callable[[], bool]) -> None:
         should_stop=should_stop,
         team=team,
     )
-    emit("result", **dataclasses.asdict(result))
 
 
 def _report(progress: StepProgress) -> None:

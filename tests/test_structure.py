@@ -29,6 +29,8 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     ("model/ordered_ranks.py", "torch"): "moves arrays between ranks by torch.distributed",
     ("model/ranks.py", "torch"): "the same, and adds integers",
+    ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
+    ("model/wire.py", "torch"): "the same",
 }
 # The types that all backends share, which obey the same rule as the reference.
 SHARED_TYPES = "kernels/interface.py"

@@ -4,11 +4,17 @@ import pytest
 
 from model import device_memory, memory
 from model.memory import KEEP_ALL
-from tests.bench.shapes import OPEN_1B, lsq, run_of
+from model.spec import NumericsSpec
+from tests.bench.shapes import OPEN_1B, run_of
 from tests.model.recipes import run_spec
 
 GB = 10**9
 MEASURED = {1: 44.6, 4: 73.6}  # windows of a unit → the peak in GB of steps that keep everything, on an H200
+
+
+def one_slice(windows: int) -> NumericsSpec:
+    """What was measured."""
+    return NumericsSpec(weight_gradient_slices=1, unit_windows=windows)
 
 
 def test_the_shape_is_the_recipe_s() -> None:
@@ -17,12 +23,12 @@ def test_the_shape_is_the_recipe_s() -> None:
 
 @pytest.mark.parametrize("windows", MEASURED)
 def test_what_was_measured(windows: int) -> None:
-    said = memory.total(device_memory.needs(run_of(OPEN_1B, 32, lsq(windows)), KEEP_ALL, "training"))
+    said = memory.total(device_memory.needs(run_of(OPEN_1B, 32, one_slice(windows)), KEEP_ALL, "training"))
     assert 0 <= said - MEASURED[windows] * GB < 1.5 * GB  # of which 0.5 are the program
 
 
 def test_the_fastest_plan_that_fits() -> None:
-    run = run_of(OPEN_1B, 32, lsq(4))
+    run = run_of(OPEN_1B, 32, one_slice(4))
     order = [memory.choose(run, "training", room * GB, device_memory.needs) for room in (131, 73, 53, 51, 49)]
     assert order[0] == KEEP_ALL and order[-1] is None
     slower = [plan.slowdown() for plan in order if plan is not None]

@@ -85,12 +85,20 @@ def test_a_plan_needs_less_the_less_it_keeps(piece: memory.Piece) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak since a time")
 @pytest.mark.parametrize(
-    ("piece", "plan"),
-    [("unit", KEEP_ALL), ("unit", MemoryPlan(2, hold_codes=False)), ("step", MemoryPlan(1, hold_codes=False))],
+    ("piece", "plan", "replicas"),
+    [
+        ("unit", KEEP_ALL, 0),
+        ("unit", MemoryPlan(2, hold_codes=False), 0),
+        ("step", MemoryPlan(1, hold_codes=False), 0),
+        ("step", KEEP_ALL, 4),
+        ("step", KEEP_ALL, 7),
+    ],
 )
-def test_a_piece_takes_no_more_than_was_said_and_not_much_less(piece: memory.Piece, plan: MemoryPlan) -> None:
-    said = memory.total(memory.needs(peak.spec(), plan, piece))
-    asked = [piece, str(plan.recompute), "hold" if plan.hold_codes else "no"]
+def test_a_piece_takes_no_more_than_was_said_and_not_much_less(
+    piece: memory.Piece, plan: MemoryPlan, replicas: int
+) -> None:
+    said = memory.total(memory.needs(peak.spec(replicas), plan, piece))
+    asked = [piece, str(plan.recompute), "hold" if plan.hold_codes else "no", str(replicas)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.model.peak", *asked], capture_output=True, text=True, check=True
     )

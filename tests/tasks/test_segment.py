@@ -45,13 +45,24 @@ class Trainer:
     def run(self) -> Run:
         return open_run(self.store, Stream.open(self.mix))
 
-    def train(self, processes: int, until: int = small.STEPS, at: int | None = None, act: Act | None = None) -> Event:
+    def train(
+        self,
+        processes: int,
+        until: int = small.STEPS,
+        at: int | None = None,
+        act: Act | None = None,
+        fault: Event | None = None,
+    ) -> Event:
         def on_event(event: Event) -> None:
             if event["kind"] == "step" and event["step"] == at and act:
                 launcher = self.children[-1].pid
                 act(launcher, children(launcher))
 
-        request = {
+        module = "tests.tasks.faulty" if fault else "tasks.segment"
+        return process.run(module, self.request(processes, until) | {"fault": fault}, on_event, processes)
+
+    def request(self, processes: int, until: int = small.STEPS) -> Event:
+        return {
             "run": str(self.store.root),
             "mix": str(self.mix.root),
             "until": until,
@@ -60,7 +71,6 @@ class Trainer:
             "diagnostics_every": 4,
             "processes": processes,
         }
-        return process.run("tasks.segment", request, on_event, processes)
 
     def ends(self) -> list[SegmentEnd]:
         keys = [key for key in self.store.list("segments/") if key.endswith(".end.json")]
