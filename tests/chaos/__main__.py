@@ -28,12 +28,12 @@ from tests.chaos.scene import Scene, recipes
 from tests.chaos.watch import Kill, Order, Victim, Watch
 from tests.tasks.test_process import gone
 
-FULL = {"resume": 6, "step": 12, "digest": 9, "record": 9, "checkpoint": 11, "probe": 6, "publish": 8}
+FULL = {"resume": 5, "step": 11, "digest": 8, "record": 8, "checkpoint": 10, "probe": 5, "publish": 8}
 SHORT = {"step": 2, "digest": 1, "record": 1, "checkpoint": 2, "publish": 2}
 VICTIMS: tuple[Victim, ...] = ("rank 0", "another rank", "launcher", "flow")
 A_RUN = 12  # kills of one run's training at most, so that there are several runs
 DRAWN = (1, 2, 2, 2, 3)  # processes of a segment
-UNASKED = 6  # times that a command may fail without a kill since the last time: a task gives up after five
+UNASKED = 12  # times that a command may fail without a kill: those of a flow that was killed may hold the lease yet
 
 
 def orders(asked: dict[str, int], draw: random.Random) -> list[Order]:
@@ -96,6 +96,7 @@ class Chaos:
             finished = command.returncode == 0
             unasked = 0 if len(watch.kills) > killed else unasked + 1
             assert finished or unasked <= UNASKED, scene.said()
+            time.sleep(2.0 if unasked else 0.0)
         orders.extendleft(reversed(watch.orders))
         watch.orders = deque()
         while watch.seen:

@@ -72,8 +72,9 @@ class Scene:
         return open_run(self.store, Stream.open(LocalStore(self.folder / "mix")))
 
     def lasting(self) -> dict[str, bytes]:
-        """Every object of the run but those that say when and how it was trained."""
-        keys = [key for key in self.store.list() if not key.startswith("segments/") and key != RECIPE_KEY]
+        """Every object of the run but those that say who trained it, when and how."""
+        passing = ("segments/", "lease/", RECIPE_KEY)
+        keys = [key for key in self.store.list() if not key.startswith(passing)]
         return {key: self.store.read(key) for key in keys}
 
     def check(self) -> None:
