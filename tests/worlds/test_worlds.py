@@ -65,7 +65,7 @@ def test_ranks_of_an_order_and_their_replay_give_one_trajectory() -> None:
 
 
 def report(*module: str) -> str:
-    """What a module prints, which ends with an error where anything differs; in a process of its own, since it forks."""
+    """What a module prints, which fails where anything differs; in a process of its own, since it forks."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "NUMBA_THREADING_LAYER": "workqueue"}
     command = [sys.executable, "-m", *module]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
