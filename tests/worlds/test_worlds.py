@@ -55,6 +55,7 @@ def test_worlds_of_one_two_and_three_give_one_trajectory() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 60 processes
 def test_ranks_of_an_order_and_their_replay_give_one_trajectory() -> None:
     assert report("tests.worlds.ordered").count("equal") == 6
 
