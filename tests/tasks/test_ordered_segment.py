@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from model.group import Alone
 from model.spec import NumericsSpec, Ordered, Phase, ScheduleSpec
-from storage import checkpoint, recipe
+from storage import recipe
 from storage.audit.keys import load_or_create_key
-from storage.errors import UsageError
+from storage.audit.replay import audit_step
+from storage.audit.verdict import Outcome
+from storage.errors import Refused, UsageError
 from storage.publish import publish
+from storage.run import open_run
 from storage.store import LocalStore
-from tasks.process import ChildFailed
+from storage.stream import Stream
+from storage.team import Team
+from storage.training import train_segment
 from tests.storage import small
 from tests.tasks.test_segment import Trainer
 
@@ -36,6 +42,10 @@ def begin(folder: Path) -> None:
     small.begin(folder, LocalStore(folder / "run"), LocalStore(folder / "mix"), numerics=numerics, schedule=schedule)
 
 
+def alone(made: Trainer, until: int) -> None:
+    train_segment(made.run(), "cpu", until, checkpoint_every=4, diagnostics_every=4)
+
+
 def test_ranks_and_their_replay_end_in_one_head_that_one_process_audits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,21 +53,31 @@ def test_ranks_and_their_replay_end_in_one_head_that_one_process_audits(
     shutil.copytree(tmp_path / "one", tmp_path / "many")
     one, many = (Trainer(tmp_path / name, monkeypatch) for name in ("one", "many"))
     assert many.run().ledger.header.spec["numerics"]["reduction"] == REDUCTION
-
-    with pytest.raises(ChildFailed, match=r"processes is 2; allowed: 1 or 4 .*2 replicas × 2 shards"):
-        many.train(2, STEPS)
-    assert len(many.run().ledger) == 0 and not checkpoint.steps(many.store)
     many.train(4, 2)
-    many.train(1, 4)
-    assert many.train(4, STEPS)["head"] == one.train(1, STEPS)["head"]
+    alone(many, 4)
+    many.train(4, STEPS)
+    alone(one, STEPS)
+    assert many.run().ledger.head == one.run().ledger.head
 
     folder = tmp_path / "many"
-    publish(many.store, many.mix, LocalStore(folder / "published"), load_or_create_key(folder / "keys", "trainer"))
-    for step in ("1", "4"):
-        command = [sys.executable, "-m", "flows.cli", "audit", str(folder / "published"), "--step", step]
-        places = ["--records", str(folder / "audits"), "--keys", str(folder / "auditor")]
-        done = subprocess.run([*command, *places], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0 and f"entry {step} came out equal" in done.stdout + done.stderr, done
+    key, published = load_or_create_key(folder / "keys", "trainer"), LocalStore(folder / "published")
+    publish(many.store, many.mix, published, key)
+    assert audit_step(published, 1, "cpu", key).outcome is Outcome.MATCH
+    command = [sys.executable, "-m", "flows.cli", "audit", str(published.root), "--step", "4"]
+    places = ["--records", str(folder / "audits"), "--keys", str(folder / "auditor")]
+    done = subprocess.run([*command, *places], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "entry 4 came out equal" in done.stdout + done.stderr, done
+
+
+def test_another_number_of_processes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    begin(tmp_path)
+    store, team = LocalStore(tmp_path / "run"), Team()
+    team.group = Alone()
+    team.group.size = 2
+    run, before = open_run(store, Stream.open(LocalStore(tmp_path / "mix"))), store.list()
+    with pytest.raises(Refused, match=r"processes is 2; allowed: 1 or 4 .*2 replicas × 2 shards"):
+        train_segment(run, "cpu", checkpoint_every=4, diagnostics_every=4, team=team)
+    assert store.list() == before
 
 
 def test_a_recipe_that_asks_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:

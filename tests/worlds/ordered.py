@@ -2,7 +2,7 @@
 
     python -m tests.worlds.ordered
 
-Ten steps of 12 units, then of 24 (seven replicas: of 14), so that the number of micro-batches changes too. Every field
+Steps of 12 units, then four of 24 (seven replicas: 14), so that the number of micro-batches changes too. Every field
 of every record, of every rank, must be the replay's; another order, or none, gives others.
 """
 
@@ -25,7 +25,7 @@ def spec(reduction: Exact | Ordered) -> RunSpec:
     units = 14 if isinstance(reduction, Ordered) and reduction.replicas == 7 else 12
     numerics = NumericsSpec(reduction=reduction)
     run = tiny.spec(seq_len=SEQ_LEN, windows=units, layers=2, vocab=1500, steps=40, numerics=numerics)
-    phases = (Phase(from_tokens=0, windows=units), Phase(from_tokens=10 * units * SEQ_LEN, windows=2 * units))
+    phases = (Phase(from_tokens=0, windows=units), Phase(from_tokens=18 * units * SEQ_LEN, windows=2 * units))
     return run.model_copy(update={"schedule": run.schedule.model_copy(update={"phases": phases})})
 
 

@@ -60,6 +60,7 @@ def test_a_run_resumed_at_every_step_on_another_world_size() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 60 processes
 def test_ranks_of_an_order_and_their_replay_give_one_trajectory() -> None:
     assert report("tests.worlds.ordered").count("equal") == 6
 
