@@ -295,7 +295,7 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
         with STAGE.meeting():
             yield
     except RuntimeError as error:  # what torch.distributed raises
-        raise Parted(STAGE.missing or str(error).split(". ")[0]) from None
+        raise Parted(STAGE.missing or STAGE.ended() or str(error).split(". ")[0]) from None
     if seconds is not None:
         seconds[kind] += time.perf_counter() - began
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Stage:
     """meetings: to how many this rank has come; waiting: whether it is in one. work: "" between works. Seconds of
     steps but the first, which compiles: `waited` in meetings, `worked` outside, on `units`. turns: units of this work
-    that are this rank's. missing: who was found to hang."""
+    that are this rank's. missing: who was found to hang; ended: says, at an error, who has ended."""
 
     def __init__(self) -> None:
         self.meetings, self.waiting, self.work, self.windows = 0, False, "", 0
@@ -26,6 +26,7 @@ class Stage:
         self.units = self.turns = 0
         self.paces: dict[str, float] = {}  # the most seconds a window of what was done to its end, by work
         self.missing = ""
+        self.ended: Callable[[], str] = str
         self._in_meetings = 0.0
 
     @contextmanager
