@@ -120,7 +120,7 @@ class Checked(ModuleType):
         self.backend, self.NAME = backend, f"checked:{backend.NAME}"
         self.to_device, self.to_host = backend.to_device, backend.to_host
         self.new_flag, self.new_sums, self.leaves_of = backend.new_flag, backend.new_sums, backend.leaves_of
-        self.device_memory = backend.device_memory
+        self.device_memory, self.weight_of = backend.device_memory, backend.weight_of
 
     def describe(self) -> dict[str, Any]:
         return {**self.backend.describe(), "backend": self.NAME}

@@ -22,6 +22,7 @@ then returns is defined and finite, but the step it belongs to is void.
     embed(table f32[V,D], tokens i64[T]) -> bf16[T,D]
     norm_bf16(x bf16[T,D], gain f32[D], eps, flag) -> (bf16[T,D], r f32[T])
     quantise_weight(w f32[O,I], rule, flag) -> Weight
+    weight_of(hi int8[O,I], scale f32[O]) -> Weight, from codes that were made elsewhere
     norm_rows(x bf16[T,D], gain f32[D], eps, slices, flag) -> (Rows[T,D], r f32[T])
     quantise_rows(x bf16[R,C], slices, flag) -> Rows[R,C]
     project(x Rows[T,I], w Weight[O,I]) -> bf16[T,O]
@@ -38,7 +39,7 @@ then returns is defined and finite, but the step it belongs to is void.
     head(x Rows[T,D], w Weight[V,D], targets i64[T], flag) -> (nll i64, lse2 i64), for int() to fetch
     head_backward(x, w, targets, two_z, sums i64[V,D], flag) -> (nll, lse2, dx bf16[T,D])
     embed_backward(dx bf16[T,D], tokens i64[T], sums i64[V,D], flag)
-    square_rows(sums i64[R,...], scale) -> f32[R]
+    square_rows(sums i64[R,...], scale) -> f32[R]; here and below sums may be f32, as the ordered reduction gives them
     fixed_sum(x f32[R,C], flag) -> f32[R]
     adamw(p, m, v f32[...], sums i64[...], scalars: AdamScalars)   in place
 """

@@ -13,9 +13,11 @@ from typing import Any, Literal, Protocol
 
 from kernels import digest
 from kernels.interface import Weight
+from model.ordered import Order
+from model.ordered_step import Gradient, replayed
 
 Tensors = dict[str, Any]
-Kind = Literal["state", "gradient"]
+Kind = Literal["state", "gradient", "mean"]  # a state's f32, summed gradients i64, the f32 mean of an ordered reduction
 Digested = tuple[dict[str, str], tuple[str, ...]]  # of each tensor by name; names of those that are zero
 LeavesOf = Callable[[Mapping[str, Any]], Mapping[str, bytes]]
 
@@ -34,6 +36,10 @@ class Group(Protocol):
 
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """Own rows of the ranks' sums of a batch, added to those of the batches before."""
+
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+        """Own rows of the units' mean gradient f32, on the host: the ordered reduction, in place of the three above.
+        Every rank makes gradient(unit) of its own units alone."""
 
     def total(self, *values: int) -> list[int]:
         """The sum over ranks of each value."""
@@ -54,8 +60,8 @@ class Group(Protocol):
         """Digest of each whole tensor of a state or a gradient, of which each rank digests its rows; and the names of
         those that are zero."""
 
-    def whole(self, own: Tensors) -> Tensors:
-        """Every gradient i64, whole, from own rows."""
+    def whole(self, own: Tensors, kind: Kind) -> Tensors:
+        """Every gradient, whole, from own rows."""
 
 
 class Alone:
@@ -75,6 +81,10 @@ class Alone:
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """The sums of the only batch."""
         return sums
+
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+        """The order's ranks, one after the other."""
+        return replayed(order, shapes, gradient)
 
     def total(self, *values: int) -> list[int]:
         """The values."""
@@ -100,7 +110,7 @@ class Alone:
         """The digest of each tensor, and the names of those that are zero."""
         return digested(own, leaves_of(own))
 
-    def whole(self, own: Tensors) -> Tensors:
+    def whole(self, own: Tensors, kind: Kind) -> Tensors:
         """The gradients."""
         return own
 

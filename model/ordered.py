@@ -1,4 +1,4 @@
-"""The ordered float32 reduction, replayed on one device: for runs recorded that way; off unless a run asks for it.
+"""The ordered float32 reduction, replayed on one device: for runs recorded that way; off unless a spec asks for it.
 
 Here, and in `model.ordered_ranks`, floats are added over an index; nowhere else. Such a sum depends on the order of its
 additions, so that `Order` is part of the result: another number of replicas, shards or micro-batches gives other bits.

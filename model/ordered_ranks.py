@@ -6,12 +6,13 @@
                 └── all-reduce between nodes: butterfly in each power-of-two block, the blocks' sums on the first
 
 From the Open-1B report (arXiv 2609.17380): §5, figure 8, and appendix A.1 to A.3. No library adds: a collective here
-only moves. Off unless a run asks for it.
+only moves. Off unless a spec asks for it. A shard's share is what the ranks in its place own by `model.rows`, so that
+each rank ends with its own rows, and all go on as after the exact reduction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from datetime import timedelta
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ from model.ordered import (
     shard_mean,
     times_reciprocal,
 )
+from model.ordered_step import Gradient, Piece, cut, joined, unit
+from model.rows import Ownership
 
 
 class Peers(Protocol):
@@ -52,31 +55,49 @@ class Peers(Protocol):
         """Return rank 0's array, of the same length."""
 
 
-def ordered_mean(order: Order, node: Peers, across: Peers, gradients: Iterable[np.ndarray]) -> np.ndarray:
-    """This rank's share of the step's mean gradient, f32: `shares(n, shards)[node.rank]` of what `replay` returns.
+def rank_mean(order: Order, rank: int, rows: Ownership, gradient: Gradient) -> np.ndarray:
+    """This rank's mean over its micro-batches, f32[n]: all parameters' rows, in the order of shares()."""
+    pieces = [piece for share in shares(order, rows) for piece in share]
+    own = (joined(pieces, gradient(unit(order, rank, index))) for index in range(order.micro_batches))
+    return micro_batch_mean(own, order)
 
-    `gradients` are this rank's micro-batches, f32[n] each, n alike on all ranks. `node` are the ranks of its replica
-    by shard, `across` those of its shard by replica. Raises ValueError where they are not as many as in `order`.
+
+def own_mean(order: Order, rows: Ownership, node: Peers, across: Peers, mean: np.ndarray) -> dict[str, np.ndarray]:
+    """This rank's own rows of the step's mean gradient by parameter, f32, from all ranks' rank_mean()."""
+    cuts = shares(order, rows)
+    counts = [sum(piece.size for piece in share) for share in cuts]
+    share = ordered_mean(order, node, across, mean, counts)
+    own, others = owned(rows, order.rank(across.rank, node.rank)), range(across.rank)
+    before = sum(piece.size for replica in others for piece in owned(rows, order.rank(replica, node.rank)))
+    return dict(cut(own, share[before:]))
+
+
+def shares(order: Order, rows: Ownership) -> list[list[Piece]]:
+    """What each shard reduces: the rows that its ranks own, replica by replica."""
+    ranks = [[order.rank(replica, shard) for replica in range(order.replicas)] for shard in range(order.shards)]
+    return [[piece for rank in group for piece in owned(rows, rank)] for group in ranks]
+
+
+def owned(rows: Ownership, rank: int) -> list[Piece]:
+    """The rows of a rank."""
+    own = rows.own(rank).items()
+    return [Piece(name, part, (part.stop - part.start, *rows.shapes[name][1:])) for name, part in own]
+
+
+def ordered_mean(order: Order, node: Peers, across: Peers, mean: np.ndarray, counts: list[int]) -> np.ndarray:
+    """This rank's share of the step's mean gradient, f32: counts[node.rank] elements of what `replay` returns.
+
+    `mean` is this rank's own over its micro-batches, f32[Σ counts], alike on all ranks. `node` are the ranks of its
+    replica by shard, `across` those of its shard by replica. Raises ValueError where these are not those of `order`.
     """
     if (across.size, node.size) != (order.replicas, order.shards):
         raise ValueError(
             f"the order is of {order.replicas} replicas × {order.shards} shards, the ranks are {across.size} ×"
             f" {node.size}; another world gives other bits: start {order.world} processes, in groups of {order.shards}"
         )
-    share = reduce_scatter_mean(node, micro_batch_mean(gradients, order), order)
+    # All-to-all within a node, then A.2's running sum.
+    share = shard_mean(node.all_to_all(checked(mean), counts), order)
     return times_reciprocal(all_reduce_sum(across, share, order.residual), order.replicas)
-
-
-def shares(length: int, shards: int) -> list[slice]:
-    """Which elements each shard owns: ⌈length / shards⌉ each, the last ones fewer or none."""
-    size = -(-length // shards)
-    return [slice(min(shard * size, length), min((shard + 1) * size, length)) for shard in range(shards)]
-
-
-def reduce_scatter_mean(node: Peers, gradient: np.ndarray, order: Order) -> np.ndarray:
-    """The mean over a replica's ranks of this rank's share of gradient f32[n]: all-to-all, then A.2's running sum."""
-    counts = [share.stop - share.start for share in shares(len(gradient), node.size)]
-    return shard_mean(node.all_to_all(checked(gradient), counts), order)
 
 
 def all_reduce_sum(across: Peers, part: np.ndarray, residual: Residual) -> np.ndarray:
@@ -118,11 +139,12 @@ class TorchPeers:
     """The ranks of a process group of torch.distributed whose backend moves host memory, such as gloo."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._group, self.sent = group, 0  # bytes that left this rank
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_to_all(self, flat: np.ndarray, counts: list[int]) -> np.ndarray:
         received = np.empty((self.size, counts[self.rank]), np.float32)
+        self.sent += 4 * (len(flat) - counts[self.rank])
         dist.all_to_all_single(
             torch.from_numpy(received.reshape(-1)),
             torch.from_numpy(np.ascontiguousarray(flat)),
@@ -134,6 +156,7 @@ class TorchPeers:
 
     def swap(self, peer: int, array: np.ndarray) -> np.ndarray:
         other = np.empty_like(array)
+        self.sent += array.nbytes
         sent = dist.isend(torch.from_numpy(array), group=self._group, group_dst=peer)
         received = dist.irecv(torch.from_numpy(other), group=self._group, group_src=peer)
         for work in (sent, received):
@@ -142,6 +165,7 @@ class TorchPeers:
         return other
 
     def send(self, peer: int, array: np.ndarray) -> None:
+        self.sent += array.nbytes
         dist.send(torch.from_numpy(array), group=self._group, group_dst=peer)
 
     def receive(self, peer: int, length: int) -> np.ndarray:
@@ -150,12 +174,14 @@ class TorchPeers:
         return array
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
+        self.sent += array.nbytes * (self.size - 1) if self.rank == 0 else 0
         dist.broadcast(torch.from_numpy(array), group=self._group, group_src=0)
         return array
 
 
-def mesh_peers(order: Order) -> tuple[TorchPeers, TorchPeers]:
+def mesh_peers(order: Order, limit: timedelta) -> tuple[TorchPeers, TorchPeers]:
     """This process's `node` and `across`, ranks being replica-major; every process must call it, as it makes groups.
+    limit: how long one of them waits for another at most.
 
     Raises ValueError where the number of processes is not that of `order`.
     """
@@ -167,6 +193,10 @@ def mesh_peers(order: Order) -> tuple[TorchPeers, TorchPeers]:
         )
     replica, shard = divmod(dist.get_rank(), order.shards)
     replicas, shards = range(order.replicas), range(order.shards)
-    nodes = [dist.new_group([order.rank(r, s) for s in shards]) for r in replicas]
-    acrosses = [dist.new_group([order.rank(r, s) for r in replicas]) for s in shards]
+    nodes = [_group([order.rank(r, s) for s in shards], limit) for r in replicas]
+    acrosses = [_group([order.rank(r, s) for r in replicas], limit) for s in shards]
     return TorchPeers(nodes[replica]), TorchPeers(acrosses[shard])
+
+
+def _group(ranks: list[int], limit: timedelta) -> dist.ProcessGroup:
+    return dist.new_group(ranks, timeout=limit, backend="gloo")

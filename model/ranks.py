@@ -1,18 +1,19 @@
 """Several processes that do a step together, over torch.distributed: integers are summed across them, bytes gathered.
 
-    int64 sums       every rank sends each owner its rows, and the owner adds them: a reduce-scatter of integers, made
-                     of an all-to-all, since gloo's own reduce-scatter takes five times as long
+    int64 sums       reduce-scattered: each owner has the sum of its rows
     int8, bf16, …    gathered as bytes, whole on every rank: codes and scales of the quantised weights, the embedding
                      rounded to bf16 as its look-up rounds it, norm gains
+    float32          of a run whose reduction is ordered: they only move, and `model.ordered` adds
     32 bytes a leaf  of the rows that a rank owns, so that all ranks know every digest and the same roots
 
-World size, batches and who owns what change no bit. Arrays may lie on any backend's device; they travel through the
-host.
+World size, batches and who owns what change no bit. Sums, codes and tables go from GPU to GPU where the backend works
+on one (wire.py); all else, and everything of other devices, through the host.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,16 +29,22 @@ import torch.distributed as dist
 
 from kernels import digest
 from kernels.interface import Weight
-from model.group import Digested, Kind, LeavesOf, Tensors, digested
+from model.group import ALONE, Digested, Kind, LeavesOf, Tensors, digested
+from model.ordered import Order
+from model.ordered_ranks import TorchPeers, mesh_peers, own_mean, rank_mean
+from model.ordered_step import Gradient
 from model.rows import ownership
 from model.spec import ModelSpec
 from model.stage import STAGE
 from model.state import State
+from model.wire import Device, Host, Wire
 
 NO_LIMIT = timedelta(days=365)
-STAGED = 1 << 22  # int64 values that a rank sends at a time
-PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",)}
-Width = Callable[[str, int], int]  # (name, rows) → bytes
+GATHERING = timedelta(minutes=10)  # for one tensor's rows: nobody does a step before sending or taking them
+PATIENCE = timedelta(minutes=10)  # of GPUs that met, for bytes that take them seconds
+PREFIXES = {"state": ("m/", "v/", "weights/"), "gradient": ("",), "mean": ("",)}
+DTYPES: dict[Kind, torch.dtype] = {"state": torch.float32, "gradient": torch.int64, "mean": torch.float32}
+Width = Callable[[str, int], int]  # (name, rows) → elements
 
 
 class Ranks:
@@ -51,8 +58,15 @@ class Ranks:
         self.backend, self.batch = backend, batch
         self.rows = ownership(model, self.size)
         self.own = self.rows.own(self.rank)
+        flag = backend.new_flag()
+        self.device = flag.device if isinstance(flag, torch.Tensor) else None  # None: arrays are NumPy's
+        self.host: Wire = Host()
+        self.wire: Wire = self.host
+        if self.device is not None and self.device.type == "cuda":
+            self.wire = Device(self.device, dist.new_group(backend="nccl", timeout=PATIENCE))
         self.sent: Counter[str] = Counter()
         self.seconds: dict[str, float] = defaultdict(float)
+        self._mesh: tuple[TorchPeers, TorchPeers] | None = None  # for a reduction that is ordered
 
     def batches(self, units: int) -> Iterator[Sequence[int]]:
         """This rank's units by index modulo ranks; as many batches on every rank, the last perhaps empty."""
@@ -76,35 +90,45 @@ class Ranks:
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """Own rows of the sums that new_sums() gave last, over all ranks."""
         own: Tensors = {}
+        with _meeting(self.seconds, "waiting"):
+            self.wire.meet()
         for line, flat in zip(self.rows.lines, self._lines):
-            counts = self.rows.elements(line)
-            piece, at = self._reduce_scatter(self.backend.to_host(flat), counts), 0
+            piece, at = self._reduce_scatter(flat, self.rows.elements(line)), 0
             for name in (name for name in line if name in self.own):
                 rows = self.own[name]
                 shape = (rows.stop - rows.start, *self.rows.shapes[name][1:])
                 size = int(np.prod(shape))
-                own[name] = self.backend.to_device(piece[at : at + size].reshape(shape))
+                own[name] = piece[at : at + size].reshape(shape)
                 at += size
+        with _meeting(self.seconds, "gradients"):
+            self.wire.settle()
         self._lines = []
         for name, earlier in before.items():
             own[name] += earlier
         return own
 
-    def _reduce_scatter(self, flat: np.ndarray, counts: list[int]) -> np.ndarray:
-        """This rank's piece i64 of the sum of all ranks' arrays, cut into pieces of these lengths."""
-        starts = np.cumsum([0, *counts], dtype=np.int64)
-        result = np.empty(counts[self.rank], np.int64)
-        step = max(1, STAGED // self.size)
-        for first in range(0, max(counts), step):
-            sizes = [max(0, min(step, count - first)) for count in counts]
-            cuts = [flat[start + first : start + first + size] for start, size in zip(starts, sizes)]
-            mine = sizes[self.rank]
-            parts = np.empty(mine * self.size, np.int64)
-            with _meeting(self.seconds, "gradients"):
-                dist.all_to_all_single(_tensor(parts), _tensor(np.concatenate(cuts)), [mine] * self.size, sizes)
-            self.sent["gradients"] += 8 * sum(sizes) - 8 * mine
-            np.sum(parts.reshape(self.size, mine), axis=0, dtype=np.int64, out=result[first : first + mine])
-        return result
+    def _reduce_scatter(self, flat: Any, counts: list[int]) -> Any:
+        """This rank's piece of the sum of all ranks' i64 arrays, cut into pieces of these lengths."""
+        whole = _tensor(flat).to(self.wire.device)
+        with _meeting(self.seconds, "gradients"):
+            piece = self.wire.reduce_scatter(whole, counts)
+        self.sent["gradients"] += 8 * (len(whole) - counts[self.rank])
+        return self._placed(piece)
+
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+        """Own rows of the mean gradient f32, by the ranks of the order, which are all there are; one replays them."""
+        if self.size == 1:
+            return ALONE.ordered(order, shapes, gradient)
+        STAGE.turns = order.micro_batches
+        part = rank_mean(order, self.rank, self.rows, gradient)
+        with _meeting(self.seconds, "waiting"):
+            self.wire.meet()
+        with _meeting(self.seconds, "gradients"):
+            self._mesh = self._mesh or mesh_peers(order, NO_LIMIT)
+            before = sum(peers.sent for peers in self._mesh)
+            own = own_mean(order, self.rows, *self._mesh, part)
+            self.sent["gradients"] += sum(peers.sent for peers in self._mesh) - before
+        return dict(own)
 
     def total(self, *values: int) -> list[int]:
         """The sum over ranks of each value, which must fit into 64 bits."""
@@ -121,89 +145,98 @@ class Ranks:
 
     def tables(self, own: Tensors) -> Tensors:
         """Embedding, from bf16, and norm gains, f32 on the device."""
-        b = self.backend
-        tables = {name: b.to_host(table) for name, table in own.items() if table.ndim == 1}
-        if "embed" in own:
-            rows = b.to_device(np.arange(own["embed"].shape[0]))
-            tables["embed"] = b.to_host(b.embed(b.to_device(own["embed"]), rows))
-        kinds, shapes = [*self.rows.lines[1], *self.rows.lines[2]], self.rows.shapes
-        width = {name: 2 * shapes[name][1] if name == "embed" else 4 for name in kinds}
-        found = self._gather("tables", tables, kinds, lambda name, rows: rows * width[name])
-        whole = {name: data.view(np.float32) for name, data in found.items() if name != "embed"}
-        bits = found["embed"].view(np.uint16).reshape(shapes["embed"])
-        return {name: b.to_device(table) for name, table in whole.items()} | {"embed": b.to_device(_widened(bits))}
+        b, (_, embed, gains), shapes = self.backend, self.rows.lines, self.rows.shapes
+        bits = {name: b.embed(own[name], b.to_device(np.arange(len(own[name])))) for name in embed if name in own}
+        found = self._gather("tables", bits, embed, torch.int16, lambda name, rows: rows * shapes[name][1])
+        whole = {name: _widened(data).reshape(shapes[name]) for name, data in found.items()}
+        vectors = {name: table for name, table in own.items() if name not in bits}
+        whole |= self._gather("tables", vectors, gains, torch.float32, lambda name, rows: rows)
+        return {name: self._placed(table) for name, table in whole.items()}
 
     def codes(self, own: dict[str, Weight]) -> dict[str, Weight]:
         """Quantised weights from quantised rows; the layout is made again where the backend has one."""
-        b, shapes, line = self.backend, self.rows.shapes, self.rows.lines[0]
-        packed = {name: _packed(b.to_host(w.hi), b.to_host(w.scale)) for name, w in own.items()}
-        found = self._gather("codes", packed, line, lambda name, rows: rows * (shapes[name][1] + 4))
-        whole = {}
-        for name, data in found.items():
-            rows = data.reshape(shapes[name][0], shapes[name][1] + 4)
-            hi, scale = (np.ascontiguousarray(part) for part in (rows[:, :-4].view(np.int8), rows[:, -4:]))
-            placed = b.to_device(hi)
-            layout = placed.t().contiguous() if isinstance(placed, torch.Tensor) else None
-            whole[name] = Weight(placed, b.to_device(scale.view(np.float32).reshape(-1)), layout)
-        return whole
+        shapes, line = self.rows.shapes, self.rows.lines[0]
+        hi = {name: weight.hi for name, weight in own.items()}
+        scale = {name: weight.scale for name, weight in own.items()}
+        codes = self._gather("codes", hi, line, torch.int8, lambda name, rows: rows * shapes[name][1])
+        scales = self._gather("codes", scale, line, torch.float32, lambda name, rows: rows)
+        return {
+            name: self.backend.weight_of(self._placed(data.reshape(shapes[name])), self._placed(scales[name]))
+            for name, data in codes.items()
+        }
 
     def squares(self, own: Tensors) -> Tensors:
         """One f32 a row, of every row of every parameter, on the host."""
         shapes = self.rows.shapes
-        host = {name: self.backend.to_host(rows) for name, rows in own.items()}
-        found = self._gather("squares", host, shapes, lambda name, rows: 4 * (rows if len(shapes[name]) > 1 else 1))
-        return {name: data.view(np.float32) for name, data in found.items()}
+        found = self._gather(
+            "squares", own, shapes, torch.float32, lambda name, rows: rows if len(shapes[name]) > 1 else 1, fetch=True
+        )
+        return {name: data.numpy() for name, data in found.items()}
 
     def digests(self, own: Mapping[str, Any], leaves_of: LeavesOf, kind: Kind) -> Digested:
         """Each rank digests the leaves that it owns; they are told, and make the digest of each whole tensor."""
-        dtype = np.dtype(np.int64 if kind == "gradient" else np.float32)
+        dtype = DTYPES[kind]
         whole = {prefix + name: shape for prefix in PREFIXES[kind] for name, shape in self.rows.shapes.items()}
         began = time.perf_counter()
-        leaves = {name: np.frombuffer(found, np.uint8) for name, found in leaves_of(own).items()}
+        leaves = {name: np.frombuffer(bytearray(found), np.uint8) for name, found in leaves_of(own).items()}
         self.seconds["hashing"] += time.perf_counter() - began
+        width = {name: digest.leaf_rows(shape, dtype.itemsize) for name, shape in whole.items()}
         found = self._gather(
-            "digests", leaves, whole, lambda name, rows: 32 * -(-rows // digest.leaf_rows(whole[name], dtype.itemsize))
+            "digests", leaves, whole, torch.uint8, lambda name, rows: 32 * -(-rows // width[name]), wire=self.host
         )
-        zero = np.zeros((), dtype)
+        zero = torch.zeros((), dtype=dtype).numpy()
         tensors = {name: np.broadcast_to(zero, shape) for name, shape in whole.items()}
-        return digested(tensors, {name: found[name].tobytes() for name in whole})
+        return digested(tensors, {name: found[name].numpy().tobytes() for name in whole})
 
-    def whole(self, own: Tensors) -> Tensors:
-        """Every gradient i64, whole, on the host of every rank."""
+    def whole(self, own: Tensors, kind: Kind) -> Tensors:
+        """Every gradient, whole, on the host of every rank."""
         shapes = self.rows.shapes
-        host = {name: self.backend.to_host(rows) for name, rows in own.items()}
-        found = self._gather("whole", host, shapes, lambda name, rows: 8 * rows * int(np.prod(shapes[name][1:])))
-        return {name: data.view(np.int64).reshape(shapes[name]) for name, data in found.items()}
+        width = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
+        found = self._gather("whole", own, shapes, DTYPES[kind], lambda name, rows: rows * width[name], wire=self.host)
+        return {name: data.numpy().reshape(shapes[name]) for name, data in found.items()}
 
     def _gather(
-        self, kind: str, own: Mapping[str, np.ndarray], names: Iterable[str], width: Width
-    ) -> dict[str, np.ndarray]:
-        """The bytes of each name, the owners' in the order of its rows. own: what this rank has; width: of any rows."""
-        names = sorted(names)
+        self,
+        kind: str,
+        own: Mapping[str, Any],
+        names: Iterable[str],
+        dtype: torch.dtype,
+        width: Width,
+        wire: Wire | None = None,
+        fetch: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """The elements of each name in one row, the owners' in the order of its rows, where the wire has them or, to
+        `fetch` them, on the host. own: what this rank has; width: of any rows."""
+        names, wire = sorted(names), wire or self.wire
         spans = {name: self.rows.spans[name.rpartition("/")[2]] for name in names}
         sizes = [0] * self.size
         for name in names:
             for rank, first, last in spans[name]:
                 sizes[rank] += width(name, last - first)
-        longest = max(sizes)
-        mine, everything = np.zeros(longest, np.uint8), np.empty(longest * self.size, np.uint8)
-        if own:
-            data = [np.ascontiguousarray(own[name]).reshape(-1).view(np.uint8) for name in names if name in own]
-            np.concatenate(data, out=mine[: sizes[self.rank]])
+        mine = torch.zeros(max(sizes), dtype=dtype, device=wire.device)
+        at, found = 0, dict[str, torch.Tensor]()
+        for rows in (_tensor(own[name]).reshape(-1) for name in names if name in own):
+            mine[at : at + len(rows)] = rows
+            at += len(rows)
         with _meeting(self.seconds, kind):
-            dist.all_gather(list(_tensor(everything).chunk(self.size)), _tensor(mine))
-        self.sent[kind] += longest * (self.size - 1)
-        at, found = [rank * longest for rank in range(self.size)], {}
+            everything = wire.all_gather(mine.view(torch.uint8)).view(dtype)
+        self.sent[kind] += mine.nbytes * (self.size - 1)
+        everything, ends = everything.cpu() if fetch else everything, [0] * self.size
         for name in names:
             parts = []
             for rank, first, last in spans[name]:
-                start, at[rank] = at[rank], at[rank] + width(name, last - first)
-                parts.append(everything[start : at[rank]])
-            found[name] = np.concatenate(parts)
+                start, ends[rank] = ends[rank], ends[rank] + width(name, last - first)
+                parts.append(everything[rank, start : ends[rank]])
+            found[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return found
 
+    def _placed(self, x: torch.Tensor) -> Any:
+        """What came by a wire, as the backend has it."""
+        return x.numpy() if self.device is None else x.to(self.device)
+
     def scattered(self, state: State | None) -> State:
-        """Each rank's own rows of the state that rank 0 gives."""
+        """Each rank's own rows of the state that rank 0 gives; opens the connections that gathered() takes."""
+        self._aside = dist.new_group(backend="gloo", timeout=GATHERING)
         scalars = told(None if state is None else state.scalars())
         tensors = {} if state is None else {n: self.backend.to_host(x) for n, x in state.tensors().items()}
         own: dict[str, np.ndarray] = {}
@@ -217,7 +250,8 @@ class Ranks:
         return State.of(own, scalars).placed(self.backend.to_device)
 
     def gathered(self, state: State) -> State | None:
-        """The whole state on the host of rank 0, None on others."""
+        """The whole state on the host of rank 0, None on others. It has connections of its own: in a thread of every
+        rank it may go on while they do steps."""
         own, whole = state.placed(self.backend.to_host).tensors(), {}
         if self.rank == 0:
             whole = {p + n: np.empty(s, np.float32) for p in PREFIXES["state"] for n, s in self.rows.shapes.items()}
@@ -225,9 +259,9 @@ class Ranks:
             if self.rank == 0 and rank == 0:
                 whole[name][rows] = own[name]
             elif self.rank == 0:
-                _recv(whole[name][rows], rank)
+                _recv(whole[name][rows], rank, self._aside)
             elif rank == self.rank:
-                _send(np.ascontiguousarray(own[name]), 0)
+                _send(np.ascontiguousarray(own[name]), 0, self._aside)
         if self.rank:
             return None
         return replace(State.of(whole, state.scalars()), spike=state.spike)
@@ -241,20 +275,32 @@ class Ranks:
 
 
 @contextmanager
-def launched() -> Iterator[int]:
-    """This process as one of those that torchrun started, or alone; yields its rank.
+def launched(backend: str) -> Iterator[int]:
+    """This process as one of those that torchrun started, or alone; yields its rank. Where the backend works on GPUs
+    each rank of a machine has one of its own.
 
     Ranks that died are known by their connections, ranks that hang by what they tell (storage/watch.py), so the
-    library's own limit of a wait is none.
+    library's own limit of a wait is none. After an error no leave is taken of the others, which may be gone: that would
+    wait for them.
     """
     if not started_by_torchrun():
         yield 0
         return
+    if backend.rpartition("checked:")[2] in ("nvidia", "generic:cuda"):
+        take_gpu(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo", timeout=NO_LIMIT)
-    try:
-        yield dist.get_rank()
-    finally:
-        dist.destroy_process_group()
+    yield dist.get_rank()
+    dist.destroy_process_group()
+
+
+def take_gpu(index: int) -> None:
+    """Make one of this machine's GPUs the one that this process works on; ValueError where it has fewer."""
+    if index >= (count := torch.cuda.device_count()):
+        raise ValueError(
+            f"this machine has {count} GPUs, and process {index} of it has none: a GPU takes one process; start no "
+            "more than there are GPUs (the recipe's plan.processes), or take --backend cpu, which gives the same bits"
+        )
+    torch.cuda.set_device(index)
 
 
 def started_by_torchrun() -> bool:
@@ -274,13 +320,28 @@ def told(message: Any = None) -> Any:
     return json.loads(bytes(text.numpy()))
 
 
-def shown(array: np.ndarray | None = None) -> np.ndarray:
-    """The array that rank 0 gives, as i64 on every rank."""
-    shape = told(None if array is None else array.shape)
-    shared = np.empty(shape, np.int64) if array is None else np.ascontiguousarray(array, np.int64)
+def dealt(windows: np.ndarray | None, unit: int) -> np.ndarray:
+    """The windows [N, S + 1] that rank 0 gives, as i64 on every rank: those of its own units, zeros in others' place.
+
+    Units of `unit` windows by index modulo ranks, as `Ranks.batches` counts them. However many ranks there are, rank 0
+    sends each window at most once, as i32: no vocabulary is larger.
+    """
+    rank, size, shape = dist.get_rank(), dist.get_world_size(), told(None if windows is None else windows.shape)
+    owner = np.arange(shape[0]) // unit % size
+    if windows is not None:
+        parts = [np.ascontiguousarray(windows[owner == other], np.int32) for other in range(size)]
+        with _meeting():
+            sent = [dist.isend(_tensor(parts[other]), other) for other in range(1, size) if len(parts[other])]
+            for work in filter(None, sent):
+                work.wait()
+        return windows.astype(np.int64)
+    own = np.empty((np.count_nonzero(owner == rank), shape[1]), np.int32)
     with _meeting():
-        dist.broadcast(_tensor(shared), 0)
-    return shared
+        if len(own):
+            dist.recv(_tensor(own), 0)
+    whole = np.zeros(shape, np.int64)
+    whole[owner == rank] = own
+    return whole
 
 
 class Parted(ConnectionError):
@@ -294,31 +355,31 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
     try:
         with STAGE.meeting():
             yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # what torch.distributed raises
         raise Parted(STAGE.missing or STAGE.ended() or str(error).split(". ")[0]) from None
     if seconds is not None:
         seconds[kind] += time.perf_counter() - began
 
 
-def _send(array: np.ndarray, rank: int) -> None:
+def _send(array: np.ndarray, rank: int, group: dist.ProcessGroup | None = None) -> None:
     with _meeting():
-        dist.send(_tensor(array), rank)
+        dist.send(_tensor(array), rank, group)
 
 
-def _recv(array: np.ndarray, rank: int) -> None:
+def _recv(array: np.ndarray, rank: int, group: dist.ProcessGroup | None = None) -> None:
     with _meeting():
-        dist.recv(_tensor(array), rank)
+        dist.recv(_tensor(array), rank, group)
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array)
+def _tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """A tensor of the same memory; torch has no uint16."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(array.view(np.int16) if array.dtype == np.uint16 else array)
 
 
-def _packed(hi: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Rows of codes and, behind each, its scale: u8[R, C + 4]."""
-    return np.concatenate([hi.view(np.uint8), np.ascontiguousarray(scale).view(np.uint8).reshape(-1, 4)], axis=1)
-
-
-def _widened(bits: np.ndarray) -> np.ndarray:
-    """bf16 as float32 of the same value."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+def _widened(bits: torch.Tensor) -> torch.Tensor:
+    """bf16, as int16 of the same bits, as float32 of the same value."""
+    return (bits.to(torch.int32) << 16).view(torch.float32)

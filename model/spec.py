@@ -15,6 +15,7 @@ import kernels
 from kernels import canonical
 from kernels.digest import digest
 from model.host import exact
+from model.ordered import Order, Residual
 
 MAX_CONTRACTION = 131_071  # |hi| <= 127 or lo = -128 against 127: K terms stay within int32
 MAX_SHARED_CONTRACTION = 66_052  # hi*lo and lo*hi of two sliced sides share one int32
@@ -131,14 +132,56 @@ class ModelSpec(Spec):
         return total
 
 
-class NumericsSpec(Spec):
-    """Choices within the contract: weight scale formula, int8 slices, windows to a unit (the gradient's atom)."""
+class Exact(Spec):
+    """Units' gradients are summed as integers: no number of ranks, and no order, is an input of the step."""
 
-    weight_scale: Literal["max", "lsq"] = "max"
+    kind: Literal["exact"] = "exact"
+
+    def check_processes(self, count: int) -> None:
+        """Any number of processes can do a step."""
+
+
+class Ordered(Spec):
+    """Units' gradients are added as float32 in the order of replicas × shards ranks, as `model.ordered` says: outside
+    the contract, so that this order is a part of the run. residual: how blocks of replicas join."""
+
+    kind: Literal["ordered"]
+    replicas: int = Field(ge=1, le=MAX_UNITS)
+    shards: int = Field(ge=1, le=MAX_UNITS)
+    residual: Residual
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.replicas * self.shards
+
+    def order(self, units: int) -> Order:
+        """The order of a step of so many units; ValueError where they do not divide evenly among the ranks."""
+        _require(units % self.world == 0, "units of a step", units, f"multiples of {self.world}", self._ranks())
+        return Order(self.replicas, self.shards, units // self.world, self.residual)
+
+    def check_processes(self, count: int) -> None:
+        """ValueError unless so many processes can do a step: one, which replays the order, or one for each rank."""
+        _require(count in (1, self.world), "the number of processes", count, f"1 or {self.world}", self._ranks())
+
+    def _ranks(self) -> str:
+        order = f"{self.replicas} replicas × {self.shards} shards"
+        return f"the run's reduction is ordered over {order}: another number of ranks gives other bits"
+
+
+class NumericsSpec(Spec):
+    """Choices within the contract: weight scale formula, int8 slices, windows to a unit (the gradient's atom); and the
+    reduction over units, which is the contract's own unless a run was recorded otherwise.
+
+    The defaults trained best in `tests.bench.precision`.
+    """
+
+    weight_scale: Literal["max", "lsq"] = "lsq"
     input_gradient_slices: Literal[1, 2] = 1  # of an output gradient on its way to dX
-    weight_gradient_slices: Literal[1, 2] = 1  # and to dW
+    weight_gradient_slices: Literal[1, 2] = 2  # and to dW
     down_slices: Literal[1, 2] = 1
     unit_windows: int = Field(default=1, ge=1, le=16)
+    reduction: Annotated[Exact | Ordered, Field(discriminator="kind")] = Exact()
 
 
 class OptimizerSpec(Spec):
@@ -267,6 +310,8 @@ class RunSpec(Spec):
                 f"at most {MAX_UNITS * unit}",
                 f"a step sums at most {MAX_UNITS:,} units in int64",
             )
+            if isinstance(self.numerics.reduction, Ordered):
+                self.numerics.reduction.order(phase.windows // unit)
         return self
 
     def canonical(self) -> dict[str, object]:

@@ -1,6 +1,8 @@
 """The step function. Training, restart validation, audit and every rank of a cluster call this one.
 
 windows ─▶ unit gradients, summed as integers ─▶ norm ─▶ spike protocol ─▶ AdamW (or not) ─▶ next state, record
+
+A run whose spec says so adds them as floats in a recorded order instead: `model.ordered`.
 """
 
 from collections.abc import Callable
@@ -13,9 +15,9 @@ import numpy as np
 from kernels import canonical, digest
 from kernels.interface import LSE2_BITS
 from model import diagnostics, host, schedule, spike
-from model.group import ALONE, Group
+from model.group import ALONE, Group, Kind
 from model.memory import KEEP_ALL, MemoryPlan
-from model.spec import RunSpec
+from model.spec import Ordered, RunSpec
 from model.state import State
 from model.transformer import Network, network, unit_gradients, unit_loss
 
@@ -32,7 +34,7 @@ class StepRecord:
     loss: str | None  # mean negative log-likelihood, nats
     z_loss: str | None  # mean squared log-normaliser
     grad_norm: str | None  # before clipping
-    gradient: str | None  # root of the summed int64 gradient
+    gradient: str | None  # root of the summed int64 gradient, or of the f32 mean of an ordered reduction
     state: str  # root of the state after the step
     event: str  # "", "spike", "nonfinite" or "cooldown"; the update was skipped unless ""
     clipped: bool
@@ -56,29 +58,31 @@ def step(
     """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state`, whose tensors may lie on the host or on
     the backend's device, becomes the state after it.
 
-    In a group every rank is given all windows and the rows of the state that it owns; all return the same record. No
-    memory plan and no group changes a bit. `take` is lent the summed int64 gradients of a finite step, by parameter: an
-    audit's proof of replay needs their bytes. Raises ValueError where the windows are not those that the plan of this
-    step asks for in number, length or vocabulary.
+    In a group every rank is given the rows of the state that it owns and all windows, of which those of other ranks'
+    units may be zeros; all return the same record. No memory plan and no group changes a bit. `take` is lent the summed
+    int64 gradients of a finite step (an ordered reduction's f32), by parameter: an audit's proof of replay needs their
+    bytes. Raises ValueError where the windows are not those that the plan of this step asks for in number, length or
+    vocabulary, or the group is not one that an ordered reduction can be done by.
     """
     plan = schedule.plan(spec, state.step)
     windows = _checked(spec, plan.windows, windows)
     sums, nll, lse2, finite, codes = gradients(spec, backend, state.weights, windows, memory, diagnose, group)
     lr = schedule.learning_rate(spec, plan.tokens_before)
     tokens = len(windows) * spec.model.seq_len
-    mean = host.mean_scale(tokens)
-    norm = gradient_norm(backend, sums, mean, group) if finite else None
+    mean, scale = host.mean_scale(tokens), gradient_scale(spec, tokens)
+    norm = gradient_norm(backend, sums, scale, group) if finite else None
     state.spike, event, halt = spike.decide(spec.spike, state.spike, state.step, norm)
     clip = clip_factor(spec, norm) if norm is not None else np.float32(1)
     if not event:
         state.updates += 1
-        _update(spec, backend, state, sums, lr, mean, clip)
-    report = diagnostics.measure(backend, state, sums, mean, codes, group) if diagnose and finite else None
+        _update(spec, backend, state, sums, lr, scale, clip)
+    report = diagnostics.measure(backend, state, sums, scale, codes, group) if diagnose and finite else None
     gradient = dict(sorted(sums.items())) if finite else {}
     state.step, state.tokens, state.windows = state.step + 1, plan.tokens_after, plan.first_window + plan.windows
-    digests, zero = group.digests(gradient, backend.leaves_of, "gradient") if finite else ({}, ())
+    kind: Kind = "mean" if isinstance(spec.numerics.reduction, Ordered) else "gradient"
+    digests, zero = group.digests(gradient, backend.leaves_of, kind) if finite else ({}, ())
     if take is not None and finite:
-        take({name: backend.to_host(s) for name, s in group.whole(gradient).items()})
+        take({name: backend.to_host(s) for name, s in group.whole(gradient, kind).items()})
     tensors, _ = group.digests(state.tensors(), backend.leaves_of, "state")
     return StepRecord(
         step=plan.step,
@@ -104,7 +108,7 @@ def step(
 class Summed(NamedTuple):
     """The gradients of some units, summed as integers, and what came with them."""
 
-    sums: dict[str, Any]  # i64 by parameter name, units of 2⁻²⁴: the rows that this rank owns
+    sums: dict[str, Any]  # i64 by parameter name, units of 2⁻²⁴: the rows that this rank owns; f32 if ordered: the mean
     nll: int  # units of 2⁻²⁴ nats
     lse2: int  # units of 2⁻²⁰
     finite: bool  # else the sums mean nothing
@@ -149,6 +153,12 @@ def evaluate(
     return None if raised else canonical.bits(host.f32(nll) * host.mean_scale(len(windows) * spec.model.seq_len))
 
 
+def gradient_scale(spec: RunSpec, tokens: int) -> np.float32:
+    """What turns the sums of a step of so many tokens into its mean gradient; an ordered reduction's are a unit's."""
+    unit = spec.numerics.unit_windows * spec.model.seq_len
+    return host.mean_scale(unit if isinstance(spec.numerics.reduction, Ordered) else tokens)
+
+
 def gradient_norm(backend: ModuleType, sums: dict[str, Any], mean: np.float32, group: Group = ALONE) -> np.float32:
     """Global norm of the mean gradient in two levels: squares by row, then over all rows, each an integer sum."""
     own = {name: backend.square_rows(s, mean) for name, s in sums.items()}  # all before the first is waited for
@@ -163,20 +173,45 @@ def clip_factor(spec: RunSpec, norm: np.float32) -> np.float32:
     return min(np.float32(1), host.f32(spec.optimizer.clip_norm) / (norm + host.f32("0.000001")))
 
 
+class _Units:
+    """The units of some windows, and the sums of the losses of those that were done."""
+
+    def __init__(self, net: Network, windows: np.ndarray, flag: Any) -> None:
+        self.net, self.windows, self.flag = net, windows, flag
+        self.size, self.shapes = net.spec.numerics.unit_windows, net.spec.model.shapes()
+        self.count = -(-len(windows) // self.size)
+        self.two_z = host.f32(2 * host.exact(net.spec.optimizer.z_loss))
+        self.nll: Any = 0
+        self.lse2: Any = 0
+
+    def add(self, unit: int, sums: dict[str, Any]) -> None:
+        """Add the unit's gradient to sums i64."""
+        windows = self.windows[unit * self.size : (unit + 1) * self.size]
+        nll, lse2 = unit_gradients(self.net, windows, self.two_z, sums, self.flag)
+        self.nll, self.lse2 = self.nll + nll, self.lse2 + lse2
+
+    def gradient(self, unit: int) -> dict[str, np.ndarray]:
+        """The unit's own, on the host."""
+        backend = self.net.backend
+        sums = {name: backend.new_sums(shape) for name, shape in self.shapes.items()}
+        self.add(unit, sums)
+        return {name: backend.to_host(s) for name, s in sums.items()}
+
+
 def _accumulate(net: Network, windows: np.ndarray, flag: Any, group: Group) -> tuple[dict[str, Any], Any, Any]:
     """(the group's sums of gradients, this rank's sums of losses)."""
-    two_z = host.f32(2 * host.exact(net.spec.optimizer.z_loss))
-    nll: Any = 0
-    lse2: Any = 0
+    units, reduction = _Units(net, windows, flag), net.spec.numerics.reduction
+    if isinstance(reduction, Ordered):
+        reduction.check_processes(group.size)
+        mean = group.ordered(reduction.order(units.count), units.shapes, units.gradient)
+        return {name: net.backend.to_device(x) for name, x in mean.items()}, units.nll, units.lse2
     joined: dict[str, Any] = {}
-    size, shapes = net.spec.numerics.unit_windows, net.spec.model.shapes()
-    for batch in group.batches(-(-len(windows) // size)):
-        sums = group.new_sums(net.backend, shapes)
+    for batch in group.batches(units.count):
+        sums = group.new_sums(net.backend, units.shapes)
         for unit in batch:
-            unit_nll, unit_lse2 = unit_gradients(net, windows[unit * size : (unit + 1) * size], two_z, sums, flag)
-            nll, lse2 = nll + unit_nll, lse2 + unit_lse2
+            units.add(unit, sums)
         joined = group.joined(sums, joined)
-    return joined, nll, lse2
+    return joined, units.nll, units.lse2
 
 
 def _update(

@@ -47,8 +47,9 @@ def self_test(name: str) -> None:
         )
 
 
-def check_arithmetic(spec: RunSpec) -> None:
-    """Refused unless the installed kernels implement the spec's contract, by the same conformance vectors."""
+def check_arithmetic(spec: RunSpec, processes: int = 1) -> None:
+    """Refused unless the installed kernels implement the spec's contract, by the same conformance vectors, and so many
+    processes may share its steps."""
     for what, asked, installed in (
         ("contract", spec.contract, kernels.CONTRACT),
         ("conformance vectors", spec.vectors, kernels.vectors_digest()),
@@ -59,3 +60,7 @@ def check_arithmetic(spec: RunSpec) -> None:
                 cause="this version computes by other rules than the run was begun with",
                 next_step="install the version that the run's release names",
             )
+    try:
+        spec.numerics.reduction.check_processes(processes)
+    except ValueError as error:
+        raise Refused(f"{spec.name}: {error}", next_step="set plan.processes in the recipe, and train again") from None

@@ -57,6 +57,7 @@ class Recipe(BaseModel):
             raise ValueError(f"mix.seq_len is {self.mix.seq_len}, run.model.seq_len {model.seq_len}; they must agree")
         if isinstance(tokenizer, TrainTokenizer) and tokenizer.vocab > model.vocab:
             raise ValueError(f"mix.tokenizer.vocab is {tokenizer.vocab}; run.model.vocab allows {model.vocab}")
+        self.run.numerics.reduction.check_processes(self.plan.processes)
         return self
 
     @property

@@ -3,6 +3,8 @@
     rank 0     trains as one process would, alone touches ledger and store, and says what all ranks do next
     others     wait for what is said: a step, an evaluation, the state's rows for a checkpoint, the end
 
+Rows for a checkpoint are copied when it is said and told in a thread, while the steps go on.
+
 A rank that dies breaks the connection that the others wait at, so each of them ends too, and rank 0 with the reason.
 One that hangs is found and ended by those that wait (watch.py).
 """
@@ -19,16 +21,17 @@ import numpy as np
 
 from model.group import ALONE, Group
 from model.memory import MemoryPlan
-from model.ranks import Parted, Ranks, shown, told
+from model.ranks import Parted, Ranks, dealt, told
 from model.rows import idle
 from model.spec import RunSpec
 from model.stage import STAGE
 from storage import engine
 from storage.engine import State
 from storage.errors import RankLost
+from storage.saving import Saver
 from storage.segment import RankTime
 
-Work = Literal["step", "evaluate", "gather", "times"]
+Work = Literal["step", "evaluate", "save", "times"]
 
 
 class Team:
@@ -50,7 +53,7 @@ class Team:
         return state.placed(backend.to_device)
 
     def whole(self, backend: ModuleType, state: State) -> State:
-        """The whole state on the host."""
+        """The whole state on the host; the others have been told to save."""
         return state.placed(backend.to_host)
 
     @contextmanager
@@ -73,7 +76,7 @@ class Led(Team):
         """Say what all ranks do next, and on which windows; then it is done here too."""
         told({"work": work, "diagnose": diagnose})
         if windows is not None:
-            shown(windows)
+            dealt(windows, _unit(self.spec, work))
         with STAGE.working(work, 1 if windows is None else len(windows)):
             yield
 
@@ -88,14 +91,14 @@ class Led(Team):
 
     def whole(self, backend: ModuleType, state: State) -> State:
         """The whole state, from the rows of all."""
-        with self.doing("gather"):
-            whole = self.ranks.gathered(state)
+        whole = self.ranks.gathered(state)
         assert whole is not None  # this is rank 0
         return whole
 
     @contextmanager
     def led(self, spec: RunSpec, memory: MemoryPlan) -> Iterator[None]:
         """RankLost where a rank ended before; however this ends, the others do too."""
+        self.spec = spec
         try:
             told({"spec": spec.canonical(), "memory": dataclasses.asdict(memory)})
             yield
@@ -131,6 +134,11 @@ def _times(group: Ranks) -> list[RankTime]:
     return [RankTime(units=units, worked_ms=worked, waited_ms=waited) for units, worked, waited in each]
 
 
+def _unit(spec: RunSpec, work: Work) -> int:
+    """Windows of which a rank takes all or none."""
+    return spec.numerics.unit_windows if work == "step" else 1
+
+
 def follow(backend_name: str) -> None:
     """Be a rank other than 0: do what rank 0 says until it says that this is the end. Parted where another ended."""
     begin = told()
@@ -138,17 +146,19 @@ def follow(backend_name: str) -> None:
     backend = engine.load_backend(backend_name)
     group = Ranks(backend, spec.model)
     state = group.scattered(None)
-    while (order := told())["work"] != "end":
-        if order["work"] in ("gather", "times"):
-            with STAGE.working(order["work"]):
-                group.gathered(state) if order["work"] == "gather" else _times(group)
-            continue
-        windows = shown()
-        with STAGE.working(order["work"], len(windows)):
-            if order["work"] == "step":
-                engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
-            else:
-                engine.evaluate(spec, backend, state, windows, memory, group)
+    with Saver(group.gathered, memory.copy_state) as saver:
+        while (order := told())["work"] != "end":
+            saver.check()
+            if order["work"] in ("save", "times"):
+                with STAGE.working(order["work"]):
+                    saver.save(state) if order["work"] == "save" else _times(group)
+                continue
+            windows = dealt(None, _unit(spec, order["work"]))
+            with STAGE.working(order["work"], len(windows)):
+                if order["work"] == "step":
+                    engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)
+                else:
+                    engine.evaluate(spec, backend, state, windows, memory, group)
 
 
 def idle_turns(spec: RunSpec, size: int) -> str:

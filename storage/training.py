@@ -2,7 +2,8 @@
 
     newest checkpoint ─▶ repeat the steps that the ledger already has, compare each ─▶ new steps ─▶ … ─▶ checkpoint
 
-There is one loop. Whether a step is new or repeated is decided by the ledger when the step is recorded.
+There is one loop. Whether a step is new or repeated is decided by the ledger when the step is recorded. Checkpoints are
+written beside it.
 """
 
 import signal
@@ -27,6 +28,7 @@ from storage.errors import Divergence, Halted, StorageError, UsageError
 from storage.memory import moments, plan_for
 from storage.provenance import provenance
 from storage.run import Run
+from storage.saving import Saver
 from storage.segment import Outcome
 from storage.team import SOLO, Team
 
@@ -77,20 +79,22 @@ def train_segment(
     team this is its rank 0; the others follow().
 
     Whole checkpoints are made at every checkpoint_every steps, at the end of the segment and when stopped. Raises
-    Refused if this machine's memory is too small, Divergence if a repeated step differs from the ledger, Halted where
-    the spike protocol halts, RankLost if another rank ended, CheckpointFault if the newest checkpoint is damaged,
+    Refused if this machine's memory is too small or the run's reduction needs another number of processes, Divergence
+    if a repeated step differs from the ledger, Halted where the spike protocol halts, RankLost if another rank ended,
+    CheckpointFault if the newest checkpoint is damaged,
     StorageError; whatever it raises, what is in the store is whole.
     """
     end = run.steps if until is None else min(until, run.steps)
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
         raise UsageError(f"until {until}, checkpoint_every {checkpoint_every}, diagnostics_every {diagnostics_every}")
-    engine.check_arithmetic(run.spec)
+    engine.check_arithmetic(run.spec, team.group.size)
     backend = engine.load_backend(backend_name)
     memory = plan_for(run.spec, "training", backend.device_memory(), team.group.size)
     began, state = time.monotonic(), resume(run, backend, memory)
-    first, made_by = state.step, provenance(backend_name)
-    record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, made_by, team.group.size)
     work = _Segment(run, backend, state, end, checkpoint_every, diagnostics_every, report, memory, team)
+    del state  # the work alone holds it, and lets it go once it lies where the backend works
+    first, made_by = work.done, provenance(backend_name)
+    record = segment.begin(run.store, run.ledger.run_id, first, len(run.ledger), end, made_by, team.group.size)
     try:
         with team.led(run.spec, memory):
             outcome = work.train(should_stop)
@@ -170,13 +174,21 @@ class _Segment:
         self.run, self.backend, self.state, self.end, self.team = run, backend, state, end, team
         self.checkpoint_every, self.diagnostics_every, self.report = checkpoint_every, diagnostics_every, report
         self.memory = memory
+        self.saver = Saver(self._write, memory.copy_state)
         self.zero_watch = figures.ZeroWatch(run)
         self.done = state.step
         self.validated: list[int] = []
         self.seconds = 0.0
 
     def train(self, should_stop: Callable[[], bool]) -> Outcome:
-        """Run to the end or until asked to stop; leaves a checkpoint there."""
+        """Run to the end or until asked to stop; leaves a checkpoint there, whole."""
+        with self.saver:
+            self._train(should_stop)
+        if self.state.step < self.end:
+            return "stopped"
+        return "finished" if self.state.step == self.run.steps else "paused"
+
+    def _train(self, should_stop: Callable[[], bool]) -> None:
         self.state = self.team.spread(self.backend, self.state)
         first = saved = self.state.step
         if first in checkpoint.steps(self.run.store):
@@ -185,15 +197,13 @@ class _Segment:
         else:
             self._checkpoint()
         while self.state.step < self.end and not should_stop():
+            self.saver.check()
             self._step(first)
             if self.state.step % self.checkpoint_every == 0 or self.state.step == self.end:
                 self._checkpoint()
                 saved = self.state.step
         if saved < self.state.step:
             self._checkpoint()
-        if self.state.step < self.end:
-            return "stopped"
-        return "finished" if self.state.step == self.run.steps else "paused"
 
     def _step(self, first: int) -> None:
         began, number = time.monotonic(), self.state.step
@@ -233,8 +243,13 @@ class _Segment:
             ) from None
 
     def _checkpoint(self) -> None:
-        checkpoint.save(self.run.store, self.run.ledger, self.team.whole(self.backend, self.state))
+        self.saver.wait()
+        with self.team.doing("save"):
+            self.saver.save(self.state)
         figures.save_probe(self.run, self.backend, self.state, self.memory, self.team)
+
+    def _write(self, state: State) -> None:
+        checkpoint.save(self.run.store, self.run.ledger, self.team.whole(self.backend, state))
 
     def _report(self, done: Advanced, first: int, new: bool) -> None:
         pace = self.seconds / (self.done - first)

@@ -29,7 +29,11 @@ def main() -> None:
     Started by torchrun this is one rank: 0 does so, the others do what it says.
     """
     ranks = started_by_torchrun()
-    with stop_on_signal(second_ends=not ranks) as should_stop, reporting() as request, _among(ranks) as rank:
+    with (
+        stop_on_signal(second_ends=not ranks) as should_stop,
+        reporting() as request,
+        _among(ranks, request["backend"]) as rank,
+    ):
         if rank == 0:
             _lead(request, should_stop)
             return
@@ -42,13 +46,13 @@ def main() -> None:
 
 
 @contextmanager
-def _among(ranks: bool) -> Iterator[int]:
+def _among(ranks: bool, backend: str) -> Iterator[int]:
     """This process alone, or as one rank, watched; yields its rank."""
     if not ranks:
         yield 0
         return
     end_with_parent()
-    with watched(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), _give_up), launched() as rank:
+    with watched(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), _give_up), launched(backend) as rank:
         yield rank
 
 

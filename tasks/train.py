@@ -10,7 +10,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from storage import checkpoint
+from storage import checkpoint, figures
 from storage import recipe as recipes
 from storage.account import account
 from storage.audit.keys import load_or_create_key
@@ -67,7 +67,7 @@ def _was_killed(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
     retry_condition_fn=_was_killed,
 )
 def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> Segment | None:
-    """Train to step `until`, from the newest checkpoint; None if the ledger and a checkpoint reach that far already.
+    """Train to step `until`, from the newest checkpoint; None if ledger, checkpoint and held-out loss reach that far.
 
     A segment that was killed, or of whose processes one was lost or hung, is tried again. Raises Refused where another
     process trains the run, VerbatimError where the segment was asked to stop before: a run that is not finished is no
@@ -108,9 +108,9 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
 
 
 def _finished(store: Store) -> list[int]:
-    """Steps k ≤ the ledger's length for which checkpoint k exists."""
-    steps = len(Ledger(store))
-    return [k for k in checkpoint.steps(store) if k <= steps]
+    """Steps k ≤ the ledger's length for which checkpoint k exists and, what is written after it, its held-out loss."""
+    steps, probes = len(Ledger(store)), set(store.list("probe/"))
+    return [k for k in checkpoint.steps(store) if k <= steps and figures.probe_key(k) in probes]
 
 
 def _show(progress: Progress, event: Event) -> None:

@@ -44,10 +44,13 @@ SITES = {
     ("kernels/nvidia/transpose.py", "_grid", "sum"): "numbers of tiles, in Python's integers",
     ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
     ("model/memory.py", "_stages", "sum"): "the same",
-    ("model/ranks.py", "_reduce_scatter", "sum"): "numbers of rows, in Python's integers",
     ("model/ranks.py", "total", "dist.all_reduce"): "int64",
+    ("model/ranks.py", "ordered", "sum"): "numbers of bytes, in Python's integers",
+    ("model/ordered_step.py", "joined", "sum"): "numbers of elements, in Python's integers",
+    ("model/ordered_ranks.py", "own_mean", "sum"): "the same",
     ("model/rows.py", "_cut", "sum"): "numbers of elements, in Python's integers",
     ("model/memory.py", "sizes", "sum"): "the same",
+    ("model/wire.py", "_starts", "accumulate"): "numbers of elements, in Python's integers",
     ("model/device_memory.py", "_stages", "sum"): "the same",
 }
 # (file, function, what): where floats are added over an index, and what fixes the order. The report's reduction, whose
@@ -59,7 +62,19 @@ ORDERED = {
     ("model/ordered_ranks.py", "all_reduce_sum", "float_add"): "a butterfly: the tree of `push`",
     ("model/ordered_ranks.py", "_joined_blocks", "float_add"): "the order of `result`",
 }
-USERS = {("model/ordered_ranks.py", "model.ordered")}  # off by default: no step, storage, task or flow uses either
+# Off by default: these reach a step only through `ordered` of its group, which it calls for a spec that says so.
+USERS = {
+    ("model/spec.py", "model.ordered"),  # the names of its choices
+    ("model/memory.py", "model.ordered_step"),  # how much it holds
+    ("model/ordered_step.py", "model.ordered"),
+    ("model/ordered_ranks.py", "model.ordered"),
+    ("model/ordered_ranks.py", "model.ordered_step"),
+    ("model/group.py", "model.ordered"),
+    ("model/group.py", "model.ordered_step"),
+    ("model/ranks.py", "model.ordered"),
+    ("model/ranks.py", "model.ordered_step"),
+    ("model/ranks.py", "model.ordered_ranks"),
+}
 
 
 def test_no_float_sum_is_written() -> None:
@@ -83,7 +98,7 @@ def test_nothing_uses_the_ordered_sums_unasked() -> None:
         for folder in (*FOLDERS, "storage", "tasks", "flows")
         for path in (ROOT / folder).rglob("*.py")
         for module in _imported(ast.parse(path.read_text(encoding="utf-8")))
-        if module in ("model.ordered", "model.ordered_ranks")
+        if module in ("model.ordered", "model.ordered_step", "model.ordered_ranks")
     }
     assert found == USERS
 

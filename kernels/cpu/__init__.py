@@ -31,6 +31,7 @@ from kernels.cpu.linear import linear_backward, project, project_add
 from kernels.cpu.optimizer import adamw, square_rows
 from kernels.cpu.quantise import fixed_sum, quantise_rows, quantise_weight
 from kernels.digest import leaves_of
+from kernels.interface import Weight
 
 NAME = "cpu"
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "swiglu_rows",
     "to_device",
     "to_host",
+    "weight_of",
 ]
 
 
@@ -85,6 +87,11 @@ def to_device(array: np.ndarray) -> np.ndarray:
 def to_host(array: np.ndarray) -> np.ndarray:
     """The array itself."""
     return array
+
+
+def weight_of(hi: np.ndarray, scale: np.ndarray) -> Weight:
+    """A weight from its codes and scales."""
+    return Weight(hi, scale)
 
 
 def device_memory() -> None:

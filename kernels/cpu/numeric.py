@@ -117,6 +117,18 @@ smallest = _binary("smallest", _i32, _i32, lambda b, t, a: b.select(b.icmp_signe
 
 
 @intrinsic
+def f32_of_gradient(typingctx: Any, x: Any) -> Any:
+    """A gradient as f32: an i64 sum rounded once, the f32 mean of an ordered reduction as it is."""
+    if x != _f32:
+        _check("f32_of_gradient", _i64, x)
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return args[0] if x == _f32 else builder.sitofp(args[0], context.get_value_type(_f32))
+
+    return _f32(x), code
+
+
+@intrinsic
 def choose(typingctx: Any, condition: Any, yes: Any, no: Any) -> Any:
     """`yes` where the condition holds, else `no`, both of one type; both are computed and there is no branch."""
     _check("choose", types.boolean, condition)

@@ -1,4 +1,7 @@
-"""Gradient norms and AdamW, one pass over memory each. Definitions: kernels/reference/optimizer.py."""
+"""Gradient norms and AdamW, one pass over memory each. Definitions: kernels/reference/optimizer.py.
+
+`sums` are i64, or the f32 mean of an ordered reduction.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import numpy as np
 from numba import njit, prange
 
 from kernels.cpu.exclusive import exclusive
-from kernels.cpu.numeric import OPTIONS, PARALLEL, all_done, f32_of_i64, fixed_sum_row, floor, sqrt
+from kernels.cpu.numeric import OPTIONS, PARALLEL, all_done, f32_of_gradient, fixed_sum_row, floor, sqrt
 from kernels.interface import AdamScalars
 
 GRADIENT_FLOOR = np.float32(2.0**-48).view(np.int32)
@@ -39,7 +42,7 @@ def _square_rows(sums, mean, out, flag):
 @njit(**OPTIONS)
 def _squares(sums, mean, out):
     for j in range(sums.size):
-        g = f32_of_i64(sums[j]) * mean
+        g = f32_of_gradient(sums[j]) * mean
         out[j] = g * g
 
 
@@ -65,7 +68,7 @@ def _adamw(p, m, v, sums, s):
 @njit(**OPTIONS)
 def _update(p, m, v, sums, s):
     for i in range(p.size):
-        g = floor((f32_of_i64(sums[i]) * s.mean) * s.clip, GRADIENT_FLOOR)
+        g = floor((f32_of_gradient(sums[i]) * s.mean) * s.clip, GRADIENT_FLOOR)
         m[i] = floor(s.beta1 * m[i] + s.one_minus_beta1 * g, MOMENT_FLOOR)
         v[i] = floor(s.beta2 * v[i] + s.one_minus_beta2 * (g * g), SQUARE_FLOOR)
         update = (m[i] * s.correction1) / (sqrt(v[i] * s.correction2) + s.eps)

@@ -30,7 +30,7 @@ MODULES = {
     linear: ("linear_backward", "project", "project_add"),
     numbers: ("fixed_sum",),
     optimizer: ("adamw", "square_rows"),
-    quantise: ("quantise_rows", "quantise_weight"),
+    quantise: ("quantise_rows", "quantise_weight", "weight_of"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Gradient norms and AdamW, element by element, from exact integer sums."""
+"""Gradient norms and AdamW, element by element, from exact integer sums or an ordered reduction's f32 mean."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def square_rows(sums: Tensor, mean: float) -> Tensor:
     size = max(1, CHUNK // rows.shape[1])
     for start in range(0, len(rows), size):
         span = slice(start, start + size)
-        g = f32_of_i64(rows[span]) * float(mean)
+        g = _f32(rows[span]) * float(mean)
         out[span] = fixed_sum(g * g, torch.zeros(1, dtype=torch.int32, device=sums.device))
     return out
 
@@ -33,11 +33,16 @@ def adamw(p: Tensor, m: Tensor, v: Tensor, sums: Tensor, s: AdamScalars) -> None
 
 
 def _update(p: Tensor, m: Tensor, v: Tensor, sums: Tensor, s: dict[str, float]) -> None:
-    g = floor((f32_of_i64(sums) * s["mean"]) * s["clip"], GRADIENT_FLOOR)
+    g = floor((_f32(sums) * s["mean"]) * s["clip"], GRADIENT_FLOOR)
     m[:] = floor(m * s["beta1"] + g * s["one_minus_beta1"], MOMENT_FLOOR)
     v[:] = floor(v * s["beta2"] + (g * g) * s["one_minus_beta2"], SQUARE_FLOOR)
     update = divide(m * s["correction1"], sqrt(v * s["correction2"]) + s["eps"])
     p[:] = floor(p * s["decay"] - update * s["lr"], WEIGHT_FLOOR)
+
+
+def _f32(sums: Tensor) -> Tensor:
+    """i64 rounded once; f32 as it is."""
+    return sums if sums.dtype == torch.float32 else f32_of_i64(sums)
 
 
 def floor(x: Tensor, smallest: int) -> Tensor:

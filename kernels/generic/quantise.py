@@ -64,4 +64,9 @@ def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
     else:
         raise ValueError(f"weight scale rule {rule!r}: it is one of ('max', 'lsq')")
     code = torch.round(finite(w) * inverse[:, None]).clamp_(-INT8_MAX, INT8_MAX).to(torch.int8)
-    return Weight(code, scale, transposed(code))
+    return weight_of(code, scale)
+
+
+def weight_of(hi: Tensor, scale: Tensor) -> Weight:
+    """A weight from its codes and scales, with the layout that this backend wants."""
+    return Weight(hi, scale, transposed(hi))

@@ -23,7 +23,7 @@ from kernels.nvidia.layers import embed, embed_backward, norm_backward, norm_bf1
 from kernels.nvidia.linear import linear_backward, project, project_add
 from kernels.nvidia.numbers import DEVICE, zeros
 from kernels.nvidia.optimizer import adamw, fixed_sum, square_rows
-from kernels.nvidia.quantise import quantise_rows, quantise_weight
+from kernels.nvidia.quantise import quantise_rows, quantise_weight, weight_of
 from kernels.nvidia.rotate import rotate_backward, rotate_rows
 from kernels.nvidia.swiglu import swiglu_backward, swiglu_rows
 
@@ -62,6 +62,7 @@ __all__ = [
     "swiglu_rows",
     "to_device",
     "to_host",
+    "weight_of",
 ]
 
 

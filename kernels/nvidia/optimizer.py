@@ -1,5 +1,7 @@
 """Fixed sums, gradient norms and AdamW from exact integer sums. Definition: kernels/reference/optimizer.py, numbers.py.
 
+Where `sums` are i64 they may also be the f32 mean of an ordered reduction, which no conversion changes.
+
 Rows that fit one program are read once. Longer ones (the second level of a norm: one row, a value for every row of
 every weight) take three passes: maxima, then partial sums in int64, both joined by atomics, then the rounding.
 """
@@ -38,7 +40,7 @@ GRADIENT_FLOOR, MOMENT_FLOOR, SQUARE_FLOOR, WEIGHT_FLOOR = (tl.constexpr(bits_of
 
 @triton.jit
 def _terms(x, place, inside, mean, SQUARES: tl.constexpr):
-    """The values to add: of f32 x themselves, or (f32(x)·mean)² of i64 x."""
+    """The values to add: of f32 x themselves, or (f32(x)·mean)² of i64 or f32 x."""
     values = tl.load(x + place, mask=inside, other=0).to(tl.float32)
     if SQUARES:
         values = values * mean

@@ -114,4 +114,9 @@ def quantise_weight(w: Tensor, rule: str, flag: Tensor) -> Weight:
     launch(
         _quantise_weight, (triton.cdiv(count, tile["ROWS"]),), w, hi, scale, flag, count, WIDTH=width, **numbers, **tile
     )
+    return weight_of(hi, scale)
+
+
+def weight_of(hi: Tensor, scale: Tensor) -> Weight:
+    """A weight from its codes and scales, with the layout that this backend wants."""
     return Weight(hi, scale, transposed(hi))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernels.digest import leaves_of
+from kernels.interface import Weight
 from kernels.reference.attention import attention, attention_backward
 from kernels.reference.head import head, head_backward
 from kernels.reference.initial import initial_weights
@@ -62,6 +63,7 @@ __all__ = [
     "swiglu_rows",
     "to_device",
     "to_host",
+    "weight_of",
 ]
 
 
@@ -83,6 +85,11 @@ def to_device(array: np.ndarray) -> np.ndarray:
 def to_host(array: np.ndarray) -> np.ndarray:
     """The array itself."""
     return array
+
+
+def weight_of(hi: np.ndarray, scale: np.ndarray) -> Weight:
+    """A weight from its codes and scales."""
+    return Weight(hi, scale)
 
 
 def device_memory() -> None:

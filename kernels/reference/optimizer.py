@@ -1,4 +1,7 @@
-"""Gradient norms and AdamW, element by element, from exact integer sums."""
+"""Gradient norms and AdamW, element by element, from exact integer sums: i64, which are rounded once to f32.
+
+Of a run whose reduction is ordered, `sums` are its f32 mean, which is used as it is.
+"""
 
 import numpy as np
 

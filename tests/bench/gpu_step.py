@@ -1,6 +1,6 @@
 """A step of the 1.608 B shape on a GPU beside stock PyTorch, in the same run; and where its time goes.
 
-    python -m tests.bench.gpu_step [--windows 32] [--unit-windows 4] [--slices 1] [--micro 8] [--rounds 2]
+    python -m tests.bench.gpu_step [--windows 32] [--unit-windows 4] [--weight-gradient-slices {1,2}]
     python -m tests.bench.gpu_step --tiny --backend cpu      # does it run at all? no GPU needed
 
 A step of ours is everything from tokens to the digested next state; the peer's (gpu_stock.py) is forward, backward,
@@ -32,11 +32,12 @@ import torch
 
 import kernels
 from kernels import canonical
+from model.spec import NumericsSpec
 from model.state import State, initial_state
 from model.step import StepRecord, step
 from tests.bench.gpu_calls import CLASS_OF, CLASSES, Timed
 from tests.bench.gpu_stock import Compiled, Trainer, device_of, parameters_of
-from tests.bench.shapes import OPEN_1B, TINY, lsq, run_of
+from tests.bench.shapes import OPEN_1B, TINY, run_of
 
 ONCE_A_STEP = ("weights' codes", "optimizer", "digests")
 DIGESTED_BYTES = 20  # of a parameter: weight and moments f32, gradient i64
@@ -82,7 +83,8 @@ class Race:
     def __init__(self, backend: ModuleType, asked: argparse.Namespace, device: torch.device) -> None:
         self.backend, self.asked, self.gpu = backend, asked, device.type == "cuda"
         model = TINY if asked.tiny else OPEN_1B
-        numerics = lsq(asked.unit_windows, asked.slices)
+        slices = asked.weight_gradient_slices
+        numerics = NumericsSpec(unit_windows=asked.unit_windows, weight_gradient_slices=slices)
         self.run, self.short = (run_of(model, n, numerics) for n in (asked.windows, asked.unit_windows))
         random = np.random.default_rng(0)
         self.windows = random.integers(0, model.vocab, (asked.windows, model.seq_len + 1))
@@ -199,7 +201,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "parameters": race.run.model.parameter_count(),
         "windows": asked.windows,
         "unit_windows": asked.unit_windows,
-        "gradient_slices": asked.slices,
+        "numerics": race.run.numerics.model_dump(),
         "stock_micro_windows": asked.micro,
         "stock_compiled": race.compiled,
         "seconds": {name: [round(s, 4) for s in seconds] for name, seconds in times.items()},
@@ -221,7 +223,7 @@ def main() -> None:
     parser.add_argument("--backend", default="nvidia")
     parser.add_argument("--windows", type=int, default=32, help="of a step")
     parser.add_argument("--unit-windows", type=int, default=4, help="of a unit of ours")
-    parser.add_argument("--slices", type=int, choices=(1, 2), default=1, help="of a linear's output gradient")
+    parser.add_argument("--weight-gradient-slices", type=int, choices=(1, 2), default=2, help="2 is the default recipe")
     parser.add_argument("--micro", type=int, default=8, help="windows of a micro-batch of the peer")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="compile the peer as one graph: minutes rather than one")

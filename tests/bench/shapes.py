@@ -22,19 +22,13 @@ TINY = ModelSpec(
 
 
 def spec(size: str, windows: int = 1) -> RunSpec:
-    """A run of one of SHAPES, `windows` to a step."""
+    """A run of one of SHAPES, `windows` to a step, with the demo's numerics."""
     shape: dict[str, Any] = {**SHAPES[size], "seq_len": TOKENS, "window": 512, "full_every": 5}
-    return run_of(ModelSpec(**shape), windows)
+    return run_of(ModelSpec(**shape), windows, NumericsSpec(weight_scale="max", weight_gradient_slices=1))
 
 
-def run_of(model: ModelSpec, windows: int, numerics: NumericsSpec | None = None) -> RunSpec:
+def run_of(model: ModelSpec, windows: int, numerics: NumericsSpec) -> RunSpec:
     """A run of a thousand steps of so many windows."""
     rates = {"peak_lr": "0.0001", "warmup_tokens": 0, "total_tokens": model.seq_len * windows * 1000}
     schedule = ScheduleSpec(**rates, phases=(Phase(from_tokens=0, windows=windows),))
-    return RunSpec(name="bench", seed=1, model=model, numerics=numerics or NumericsSpec(), schedule=schedule)
-
-
-def lsq(unit_windows: int, slices: Any = 1) -> NumericsSpec:
-    """The 1.608 B recipe's weight scales; `slices` of each linear's output gradient."""
-    gradients = {"input_gradient_slices": slices, "weight_gradient_slices": slices}
-    return NumericsSpec(weight_scale="lsq", unit_windows=unit_windows, **gradients)
+    return RunSpec(name="bench", seed=1, model=model, numerics=numerics, schedule=schedule)

@@ -7,14 +7,15 @@ import torch
 
 import kernels
 from kernels import canonical
+from model.spec import NumericsSpec
 from model.state import initial_state
 from model.step import step
 from tests.bench.gpu_stock import Trainer, halves_first, parameters_of
-from tests.bench.shapes import TINY, lsq, run_of
+from tests.bench.shapes import TINY, run_of
 
 
 def test_the_peer_has_our_loss_and_our_gradients() -> None:
-    run, backend = run_of(TINY, 2, lsq(unit_windows=1)), kernels.backend("cpu")
+    run, backend = run_of(TINY, 2, NumericsSpec()), kernels.backend("cpu")
     state, gradients = initial_state(run, backend), dict[str, np.ndarray]()
     generator = np.random.default_rng(0)
     for weight in state.weights.values():  # at the drawn scale attention is all but even, whatever the positions

@@ -47,7 +47,7 @@ def spec(size: str) -> RunSpec:
     schedule = ScheduleSpec(
         peak_lr="0.001", warmup_tokens=8 * model.seq_len, total_tokens=1000 * model.seq_len, phases=phases
     )
-    numerics = NumericsSpec(weight_scale="lsq", unit_windows=unit)
+    numerics = NumericsSpec(weight_scale="lsq", weight_gradient_slices=1, unit_windows=unit)
     return RunSpec(name=size, seed=11, model=model, numerics=numerics, schedule=schedule)
 
 

@@ -107,7 +107,14 @@ def test_number_of_channels_changes_no_bit(gradients: list[list[np.ndarray]]) ->
 # (file, line's function, what): collectives and atomics whose operands are proven to be integers.
 INTEGER_SITES = {
     ("model/ranks.py", "<module>", "torch.distributed"): "its collectives stand here one by one",
+    ("model/ranks.py", "__init__", "nccl"): "a name",
     ("model/ranks.py", "launched", "gloo"): "a name",
+    ("model/ranks.py", "_reduce_scatter", "self.wire.reduce_scatter"): "of the module below: int64",
+    ("model/wire.py", "<module>", "torch.distributed"): "its collectives stand here one by one",
+    ("model/wire.py", "<module>", "REDUCE_SCATTER"): "a name",
+    ("model/wire.py", "<module>", "reduce_scatter_single"): "a name",
+    ("model/wire.py", "<module>", "dist.reduce_scatter_tensor"): "a name",
+    ("model/wire.py", "reduce_scatter", "REDUCE_SCATTER"): "int64, made by the function itself",
     ("model/ranks.py", "joined", "self._reduce_scatter"): "the module's own function: moves int64 and adds them",
     ("model/ranks.py", "total", "dist.all_reduce"): "int64",
 }

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from storage.account import account
+from storage.figures import probe_key
 from storage.ledger import part_key
 from storage.store import open_store
 from tests.flows import tiny
@@ -85,6 +86,16 @@ def test_a_mix_of_another_recipe_is_refused(folder: Path, recipe: Path, tmp_path
 
 def test_training_without_windows_names_the_command_that_makes_them(recipe: Path, tmp_path: Path) -> None:
     assert f"verbatim prepare {recipe}" in verbatim("train", recipe, "--folder", tmp_path, expect=13).stderr
+
+
+def test_a_run_killed_before_its_last_held_out_loss_gets_it(folder: Path, recipe: Path, tmp_path: Path) -> None:
+    for part in ("mix", "run"):
+        shutil.copytree(folder / part, tmp_path / part)
+    last = tmp_path / "run" / probe_key(tiny.STEPS)
+    expected = last.read_bytes()
+    last.unlink()  # as if it had died between this and the checkpoint
+    verbatim("train", recipe, "--folder", tmp_path, *REFERENCE)
+    assert last.read_bytes() == expected
 
 
 def test_nobody_is_left_when_the_whole_flow_is_killed(folder: Path, recipe: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.kernels import sinks
 from tests.model import tiny, wild
 
 BACKENDS = (*kernels.HOSTS, "generic:cpu")
-NUMERICS = {"default": NumericsSpec(), "lsq": NumericsSpec(weight_scale="lsq", weight_gradient_slices=2, down_slices=2)}
+NUMERICS = {"least": tiny.LEAST, "default": NumericsSpec(), "down": NumericsSpec(down_slices=2)}
 
 
 def train(backend: ModuleType, count: int, numerics: NumericsSpec) -> list[StepRecord]:

@@ -34,12 +34,13 @@ def trajectory(records: list[StepRecord]) -> list[tuple[str, str | None, str | N
 @pytest.mark.parametrize(
     "numerics",
     [
+        tiny.LEAST,
         NumericsSpec(),
         NumericsSpec(
             weight_scale="lsq", input_gradient_slices=2, weight_gradient_slices=2, down_slices=2, unit_windows=2
         ),
     ],
-    ids=["default", "lsq two slices"],
+    ids=["least", "default", "two slices"],
 )
 def test_hundred_steps_agree_between_backends(numerics: NumericsSpec) -> None:
     run = tiny.spec(numerics=numerics)

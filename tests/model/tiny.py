@@ -8,6 +8,7 @@ from kernels.reference.philox import words
 from model.spec import ModelSpec, NumericsSpec, Phase, RunSpec, ScheduleSpec, SpikeSpec
 
 VOCAB = 97
+LEAST = NumericsSpec(weight_scale="max", weight_gradient_slices=1)
 
 
 def spec(
@@ -28,7 +29,7 @@ def spec(
         name="tiny",
         seed=1,
         model=model,
-        numerics=numerics or NumericsSpec(),
+        numerics=numerics or LEAST,
         schedule=ScheduleSpec(
             peak_lr=peak_lr,
             warmup_tokens=min(10, steps) * step_tokens,

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -84,6 +85,20 @@ def test_too_little_memory_is_refused_with_both_numbers(begun: Small) -> None:
             with pytest.raises(Refused, match=f"{need / 1e9:,.1f} GB.* offers {room / 1e9:,.1f} GB"):
                 train_segment(begun.run(), "cpu", checkpoint_every=5, diagnostics_every=5)
     assert begun.store.list("segments/") == []
+
+
+def test_room_for_a_copy_of_the_state_is_counted_and_given_up_first() -> None:
+    run = small.spec()
+    whole, copy = memory.total(memory.needs(run, KEEP_ALL, "training")), 12 * run.model.parameter_count()
+    for room, waits in ((whole, False), (whole - 1, True), (whole - copy, True)):
+        with mock.patch.object(machine, "available", return_value=room):
+            plan = machine.plan_for(run, "training")
+        assert plan == replace(KEEP_ALL, copy_state=not waits)
+        assert ("training waits while a checkpoint is written" in str(plan)) == waits
+    with mock.patch.object(machine, "available", return_value=whole - copy - 1):
+        assert machine.plan_for(run, "training").slowdown() > plan.slowdown()
+    for piece in ("unit", "step", "initial"):
+        assert "copy" not in memory.needs(run, KEEP_ALL, piece)
 
 
 def test_a_device_s_memory_is_planned_by_its_own_counts() -> None:

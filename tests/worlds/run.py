@@ -26,6 +26,7 @@ def parts(short: bool) -> tuple[list[Part], list[list[Part]]]:
     sizes, batches = ((1, 2, 3), (2,)) if short else ((1, 2, 3, 4, 6), (1, 2, 4))
     each = [Part(size, batch, 3 if short else 5) for size in sizes for batch in batches]
     each += [Part(2, 2, 2, "generic:cpu"), Part(3, 2, 1, "reference")]
+    each += [Part(3, 2, 3, device=True), Part(2, 1, 2, "generic:cpu", device=True)]
     if short:
         return each, [[Part(3, 2, 2), Part(1, 1, 1), Part(2, None, 3)]]
     order = ((6, 1), (1, 4), (4, 2), (2, 1), (3, 4), (6, 2))

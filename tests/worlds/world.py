@@ -21,12 +21,14 @@ import torch
 import torch.distributed as dist
 
 import kernels
+from kernels import digest
 from model import schedule
 from model.group import ALONE
-from model.ranks import Ranks
+from model.ranks import Ranks, dealt
 from model.spec import Phase, RunSpec
 from model.state import State, initial_state
 from model.step import evaluate, step
+from model.wire import Device
 from tests.model import tiny
 
 FEW = 7  # units that divide evenly among no world here
@@ -49,6 +51,7 @@ class Part:
     steps: int
     backend: str = "cpu"
     plant: tuple[str, int, int] | None = None  # a parameter, a row and the bits that its first element gets
+    device: bool = False  # arrays travel as GPUs' do, but over gloo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +93,7 @@ def _rank(run: RunSpec, part: Part, state: State | None, rank: int, folder: Path
     if part.size:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=part.size)
         group = Ranks(backend, run.model, part.batch)
+        group.wire = Device(torch.device("cpu"), dist.group.WORLD) if part.device else group.wire
         done = _steps(run, part, group.scattered(given), group)
         whole = group.gathered(done.state)
         dist.destroy_process_group()
@@ -108,14 +112,22 @@ def _steps(run: RunSpec, part: Part, state: State, group: Any) -> Done:
     _plant(part, state, group)
     for _ in range(part.steps):
         plan = schedule.plan(run, state.step)
-        windows = tiny.windows(run, plan.first_window, plan.windows)
+        windows = _given(part, group, tiny.windows(run, plan.first_window, plan.windows), run.numerics.unit_windows)
         began = time.perf_counter()
-        record = step(run, backend, state, windows, diagnose=plan.step % 2 == 0, group=group)
+        taken: dict[str, np.ndarray] = {}
+        take = taken.update if plan.step % 4 == 3 else None
+        record = step(run, backend, state, windows, diagnose=plan.step % 2 == 0, take=take, group=group)
         seconds.append(time.perf_counter() - began)
-        records.append(json.loads(json.dumps(dataclasses.asdict(record))))
+        digests = digest.tensor_digests(taken, digest.leaves_of(taken))
+        records.append(json.loads(json.dumps(dataclasses.asdict(record) | {"taken": digests})))
     counted = {"sent": dict(group.sent), "seconds": dict(group.seconds)} if part.size else {}
-    held_out = evaluate(run, backend, state, tiny.windows(run, 1000, 5), group=group)
+    held_out = evaluate(run, backend, state, _given(part, group, tiny.windows(run, 1000, 5), 1), group=group)
     return Done(records, held_out, state, [{"step": sorted(seconds)[len(seconds) // 2], **counted}])
+
+
+def _given(part: Part, group: Any, windows: np.ndarray, unit: int) -> np.ndarray:
+    """What a rank gets of windows that rank 0 has."""
+    return dealt(windows if group.rank == 0 else None, unit) if part.size else windows
 
 
 def _plant(part: Part, state: State, group: Any) -> None:

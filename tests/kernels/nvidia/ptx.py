@@ -142,8 +142,9 @@ def step(backend: ModuleType, run: RunSpec) -> None:
     unit_gradients(net, windows, np.float32(1e-4), sums, flag)
     scalars = AdamScalars(*(np.float32(0.5) for _ in AdamScalars._fields))
     for name, shape in m.shapes().items():
-        backend.square_rows(sums[name], np.float32(2.0**-40))
-        backend.adamw(weights[name], meta(shape), meta(shape), sums[name], scalars)
+        for gradient in (sums[name], meta(shape)):  # of an exact and of an ordered reduction
+            backend.square_rows(gradient, np.float32(2.0**-40))
+            backend.adamw(weights[name], meta(shape), meta(shape), gradient, scalars)
         importlib.import_module(f"{PACKAGE}.digest").digests({"weights": weights[name], "sums": sums[name]})
     rows = [shape[0] if len(shape) > 1 else 1 for shape in m.shapes().values()]
     for length in (1, sum(rows)):

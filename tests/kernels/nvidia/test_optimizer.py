@@ -39,6 +39,7 @@ def test_sums_within_and_beyond_float32(width: int, last: float) -> None:
 @pytest.mark.parametrize("mean", [2.0**-45, 2.0**-24 / 3, 2.0**20])
 def test_squares(shape: tuple[int, ...], mean: float) -> None:
     same(optimizer.square_rows, reference.square_rows, whole(2, shape), F32(mean))
+    same(optimizer.square_rows, reference.square_rows, values(2, shape, "plain"), F32(mean))  # an ordered reduction's
 
 
 @pytest.mark.parametrize("shape", [(1,), (17,), (129, 33)], ids=str)
@@ -47,4 +48,5 @@ def test_adamw(shape: tuple[int, ...], clip: float) -> None:
     scalars = AdamScalars(*map(F32, (2.0**-30, clip, 3e-3, 0.9997, 0.9, 0.1, 0.95, 0.05, 5.26, 10.3, 1e-8)))
     for kind in ("plain", "wild", "tiny"):
         p, m, v = (values(seed, shape, kind) for seed in (3, 4, 5))
-        same(optimizer.adamw, reference.adamw, p, m, np.abs(v), whole(6, shape), scalars)
+        for sums in (whole(6, shape), values(6, shape, "plain") * F32(2.0**30)):
+            same(optimizer.adamw, reference.adamw, p, m, np.abs(v), sums, scalars)
