@@ -31,13 +31,11 @@ class Stage:
 
     @contextmanager
     def working(self, work: str, windows: int = 1) -> Iterator[None]:
-        """Around a work that all ranks do together."""
+        """Around a work that all ranks do together; after an error in it we are in it still."""
         began, before = time.perf_counter(), self._in_meetings
         self.work, self.windows = work, windows
-        try:
-            yield
-        finally:
-            self.work = ""
+        yield
+        self.work = ""
         taken, waited = time.perf_counter() - began, self._in_meetings - before
         if work == "step" and work in self.paces:
             self.waited, self.worked = self.waited + waited, self.worked + taken - waited
