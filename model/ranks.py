@@ -90,6 +90,7 @@ class Ranks:
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """Own rows of the sums that new_sums() gave last, over all ranks."""
         own: Tensors = {}
+        self.wire.settle()  # what this rank's device still does is work of its own, no waiting for others
         with _meeting(self.seconds, "waiting"):
             self.wire.meet()
         for line, flat in zip(self.rows.lines, self._lines):
@@ -358,7 +359,7 @@ def _meeting(seconds: dict[str, float] | None = None, kind: str = "") -> Iterato
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # what torch.distributed raises
-        raise Parted(STAGE.missing or str(error).split(". ")[0]) from None
+        raise Parted(STAGE.missing or STAGE.ended() or str(error).split(". ")[0]) from None
     if seconds is not None:
         seconds[kind] += time.perf_counter() - began
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Stage:
     """meetings: to how many this rank has come; waiting: whether it is in one. work: "" between works. Seconds of
     steps but the first, which compiles: `waited` in meetings, `worked` outside, on `units`. turns: units of this work
-    that are this rank's. missing: who was found to hang."""
+    that are this rank's. missing: who was found to hang; ended: says, at an error, who has ended."""
 
     def __init__(self) -> None:
         self.meetings, self.waiting, self.work, self.windows = 0, False, "", 0
@@ -26,17 +26,16 @@ class Stage:
         self.units = self.turns = 0
         self.paces: dict[str, float] = {}  # the most seconds a window of what was done to its end, by work
         self.missing = ""
+        self.ended: Callable[[], str] = str
         self._in_meetings = 0.0
 
     @contextmanager
     def working(self, work: str, windows: int = 1) -> Iterator[None]:
-        """Around a work that all ranks do together."""
+        """Around a work that all ranks do together; after an error in it we are in it still."""
         began, before = time.perf_counter(), self._in_meetings
         self.work, self.windows = work, windows
-        try:
-            yield
-        finally:
-            self.work = ""
+        yield
+        self.work = ""
         taken, waited = time.perf_counter() - began, self._in_meetings - before
         if work == "step" and work in self.paces:
             self.waited, self.worked = self.waited + waited, self.worked + taken - waited

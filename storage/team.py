@@ -106,8 +106,10 @@ class Led(Team):
         except Parted as error:
             raise lost(self.group.size, error) from None
         except BaseException:
+            # Within a work the others wait for something else; they see that this rank ends.
             with suppress(Parted):
-                told({"work": "end"})
+                if not STAGE.work:
+                    told({"work": "end"})
             raise
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Watch:
         self._others = {other: _Other() for other in (range(1, size) if rank == 0 else (0,))}
         self._ticks, self._ours = 0, (-1, False)
         self._over = threading.Event()
+        stage.ended = self.ended
         self._me = {"machine": processes.machine(), "process": [p.document() for p in processes.line(0)]}
 
     def watch(self) -> None:
@@ -102,6 +104,24 @@ class Watch:
         self._over.set()
         with suppress(RuntimeError):  # the launcher may be gone
             self._board.tell(self._rank, self._pulse())
+
+    def ended(self) -> str:
+        """Which of the ranks that we listen to have ended, as far as this machine knows, within a second."""
+        for _ in range(100):
+            pids = {rank: pid for rank, other in self._others.items() if (pid := self._gone(other))}
+            if pids:
+                return "; ".join(f"rank {rank} (process {pid}) has ended" for rank, pid in pids.items())
+            time.sleep(0.01)
+        return ""
+
+    def _gone(self, other: _Other) -> int:
+        return next((victim.pid for victim in self._here(other) if processes.process(victim.pid) != victim), 0)
+
+    def _here(self, other: _Other) -> list[Process]:
+        """Another's process, if it is one of this machine."""
+        pulse = other.pulse or {}
+        known = pulse.get("machine") == self._me["machine"] != ""
+        return [Process.model_validate(found) for found in pulse["process"]] if known else []
 
     def tick(self) -> Sequence[int]:
         """Tell how far we are, listen how far others are; the ranks that are missing, of which `missing` then tells."""
@@ -140,15 +160,14 @@ class Watch:
             pulse = other.pulse or {}
             pid = ", ".join(str(known["pid"]) for known in pulse.get("process", [])) or "unknown"
             what = f"silent for {other.silent:.0f} s" if other.silent > limit else f"{other.busy:.0f} s late"
-            each.append(f"rank {rank} (process {pid}) is {what} in its {pulse.get('work') or 'start'}")
+            where = f"in its {pulse['work']}" if pulse.get("work") else "between steps" if pulse else "from the start"
+            each.append(f"rank {rank} (process {pid}) is {what} {where}")
         return f"{'; '.join(each)}; allowed are {limit:.0f} s"
 
     def _end(self, rank: int) -> None:
         """End a rank's process, if it is one of this machine."""
-        pulse = self._others[rank].pulse or {}
-        if pulse.get("machine") == self._me["machine"] != "":
-            for victim in pulse["process"]:
-                processes.end(Process.model_validate(victim))
+        for victim in self._here(self._others[rank]):
+            processes.end(victim)
 
     def _leave(self) -> None:
         """See that the main thread goes on, with an error; it may come to the exchange only now."""

@@ -40,7 +40,7 @@ def main() -> None:
         try:
             follow(request["backend"])
         except Parted as error:
-            if STAGE.missing:  # it may be rank 0, which then says nothing
+            if STAGE.missing or STAGE.ended():  # rank 0, which then says nothing
                 raise lost(request["processes"], error) from None
             sys.exit(f"rank {rank} ends, since another did: {error}")
 

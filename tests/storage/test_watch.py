@@ -138,7 +138,7 @@ def test_ranks_that_never_come_are_missed_after_the_first_limit() -> None:
     world.stages[0].paces, world.stages[0].work = {}, ""
     assert world.ticks(FIRST, asleep=(1,)) == {}
     assert world.ticks(1, asleep=(1,)) == {0: [1]}
-    assert "rank 1 (process unknown) is silent" in world.stages[0].missing
+    assert "rank 1 (process unknown) is silent for 901 s from the start" in world.stages[0].missing
 
 
 @pytest.fixture
@@ -178,6 +178,17 @@ def test_a_missing_process_of_this_machine_is_ended(sleeper: Any, monkeypatch: p
 
     threaded(world, monkeypatch, main)
     assert world.given_up == [] and world.stages[0].missing
+
+
+def test_a_rank_that_has_ended_is_named_where_another_gets_an_error(sleeper: Any) -> None:
+    world, victim = World(3), processes.process(sleeper.pid)
+    assert victim
+    world.ticks(2)
+    world.desk[2] |= {"process": [victim.document()]}
+    world.watches[0].tick()
+    assert world.stages[0].ended() == ""
+    sleeper.kill()
+    assert world.stages[0].ended() == f"rank 2 (process {victim.pid}) has ended"
 
 
 def test_one_elsewhere_ends_this_process_where_it_waits(sleeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:

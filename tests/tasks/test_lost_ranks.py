@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -50,6 +51,16 @@ def test_a_rank_whose_step_does_not_end_is_named(trainer: Trainer) -> None:
         trainer.train(2, fault={"rank": 1, "kind": "stuck"})
     assert [(end.outcome, end.last_step) for end in trainer.ends()] == [("failed", 5)]
     assert len(trainer.run().ledger) == 5 and trainer.store.list("lease/") == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_within_a_step_ends_the_segment_with_its_error(trainer: Trainer, rank: int) -> None:
+    with pytest.raises((ChildFailed, ChildKilled)) as caught:
+        trainer.train(2, fault={"rank": rank, "kind": "fails"})
+    (end,) = trainer.ends()
+    reason = r"rank 1 \(process \d+\) has ended" if rank else "the device is out of order"
+    assert end.outcome == "failed" and re.search(reason, end.reason)
+    assert re.search(rf"ValueError: the device is out of order|{reason}", str(caught.value))
 
 
 def test_a_slow_rank_is_named(trainer: Trainer) -> None:
