@@ -45,11 +45,9 @@ def on_host(spec: RunSpec, piece: Piece, processes: int = 1) -> int:
     an ordered reduction adds, which is done there, with the sums of a unit. Of several processes the copies of all
     rows, and the whole state that rank 0 gathers of them."""
     words = {"initial": 4, "unit": 4, "training": 12 if processes == 1 else 24, "step": 20}[piece]
-    if (held := means(spec, processes)) and piece in ("training", "step"):
-        held += 8 * sizes(spec.model).parameters
-    else:
-        held = 0
-    return words * sizes(spec.model).parameters + processes * (held + PROGRAM + CUDA)
+    count = sizes(spec.model).parameters
+    held = means(spec, processes) if piece in ("training", "step") else 0
+    return words * count + processes * ((held + 8 * count if held else 0) + PROGRAM + CUDA)
 
 
 def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> Needs:

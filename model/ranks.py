@@ -115,13 +115,16 @@ class Ranks:
         self.sent["gradients"] += 8 * (len(whole) - counts[self.rank])
         return self._placed(piece)
 
-    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """Own rows of the mean gradient f32, by the ranks of the order, which are all there are; one replays them."""
         if self.size == 1:
-            return ALONE.mean(order, shapes, gradient)
+            return ALONE.ordered(order, shapes, gradient)
+        STAGE.turns = order.micro_batches
         part = rank_mean(order, self.rank, self.rows, gradient)
+        with _meeting(self.seconds, "waiting"):
+            self.wire.meet()
         with _meeting(self.seconds, "gradients"):
-            self._mesh = self._mesh or mesh_peers(order)
+            self._mesh = self._mesh or mesh_peers(order, NO_LIMIT)
             before = sum(peers.sent for peers in self._mesh)
             own = own_mean(order, self.rows, *self._mesh, part)
             self.sent["gradients"] += sum(peers.sent for peers in self._mesh) - before
@@ -317,13 +320,28 @@ def told(message: Any = None) -> Any:
     return json.loads(bytes(text.numpy()))
 
 
-def shown(array: np.ndarray | None = None) -> np.ndarray:
-    """The array that rank 0 gives, as i64 on every rank."""
-    shape = told(None if array is None else array.shape)
-    shared = np.empty(shape, np.int64) if array is None else np.ascontiguousarray(array, np.int64)
+def dealt(windows: np.ndarray | None, unit: int) -> np.ndarray:
+    """The windows [N, S + 1] that rank 0 gives, as i64 on every rank: those of its own units, zeros in others' place.
+
+    Units of `unit` windows by index modulo ranks, as `Ranks.batches` counts them. However many ranks there are, rank 0
+    sends each window at most once, as i32: no vocabulary is larger.
+    """
+    rank, size, shape = dist.get_rank(), dist.get_world_size(), told(None if windows is None else windows.shape)
+    owner = np.arange(shape[0]) // unit % size
+    if windows is not None:
+        parts = [np.ascontiguousarray(windows[owner == other], np.int32) for other in range(size)]
+        with _meeting():
+            sent = [dist.isend(_tensor(parts[other]), other) for other in range(1, size) if len(parts[other])]
+            for work in filter(None, sent):
+                work.wait()
+        return windows.astype(np.int64)
+    own = np.empty((np.count_nonzero(owner == rank), shape[1]), np.int32)
     with _meeting():
-        dist.broadcast(_tensor(shared), 0)
-    return shared
+        if len(own):
+            dist.recv(_tensor(own), 0)
+    whole = np.zeros(shape, np.int64)
+    whole[owner == rank] = own
+    return whole
 
 
 class Parted(ConnectionError):

@@ -58,11 +58,11 @@ def step(
     """Do step `state.step` on its windows (integers [n, seq_len + 1]); `state`, whose tensors may lie on the host or on
     the backend's device, becomes the state after it.
 
-    In a group every rank is given all windows and the rows of the state that it owns; all return the same record. No
-    memory plan and no group changes a bit. `take` is lent the summed int64 gradients of a finite step (an ordered
-    reduction's f32), by parameter: an audit's proof of replay needs their bytes. Raises ValueError where the windows
-    are not those that the plan of this step asks for in number, length or vocabulary, or the group is not one that an
-    ordered reduction can be done by.
+    In a group every rank is given the rows of the state that it owns and all windows, of which those of other ranks'
+    units may be zeros; all return the same record. No memory plan and no group changes a bit. `take` is lent the summed
+    int64 gradients of a finite step (an ordered reduction's f32), by parameter: an audit's proof of replay needs their
+    bytes. Raises ValueError where the windows are not those that the plan of this step asks for in number, length or
+    vocabulary, or the group is not one that an ordered reduction can be done by.
     """
     plan = schedule.plan(spec, state.step)
     windows = _checked(spec, plan.windows, windows)
@@ -203,7 +203,7 @@ def _accumulate(net: Network, windows: np.ndarray, flag: Any, group: Group) -> t
     units, reduction = _Units(net, windows, flag), net.spec.numerics.reduction
     if isinstance(reduction, Ordered):
         reduction.check_processes(group.size)
-        mean = group.mean(reduction.order(units.count), units.shapes, units.gradient)
+        mean = group.ordered(reduction.order(units.count), units.shapes, units.gradient)
         return {name: net.backend.to_device(x) for name, x in mean.items()}, units.nll, units.lse2
     joined: dict[str, Any] = {}
     for batch in group.batches(units.count):

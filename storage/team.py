@@ -21,7 +21,7 @@ import numpy as np
 
 from model.group import ALONE, Group
 from model.memory import MemoryPlan
-from model.ranks import Parted, Ranks, shown, told
+from model.ranks import Parted, Ranks, dealt, told
 from model.rows import idle
 from model.spec import RunSpec
 from model.stage import STAGE
@@ -76,7 +76,7 @@ class Led(Team):
         """Say what all ranks do next, and on which windows; then it is done here too."""
         told({"work": work, "diagnose": diagnose})
         if windows is not None:
-            shown(windows)
+            dealt(windows, _unit(self.spec, work))
         with STAGE.working(work, 1 if windows is None else len(windows)):
             yield
 
@@ -98,6 +98,7 @@ class Led(Team):
     @contextmanager
     def led(self, spec: RunSpec, memory: MemoryPlan) -> Iterator[None]:
         """RankLost where a rank ended before; however this ends, the others do too."""
+        self.spec = spec
         try:
             told({"spec": spec.canonical(), "memory": dataclasses.asdict(memory)})
             yield
@@ -133,6 +134,11 @@ def _times(group: Ranks) -> list[RankTime]:
     return [RankTime(units=units, worked_ms=worked, waited_ms=waited) for units, worked, waited in each]
 
 
+def _unit(spec: RunSpec, work: Work) -> int:
+    """Windows of which a rank takes all or none."""
+    return spec.numerics.unit_windows if work == "step" else 1
+
+
 def follow(backend_name: str) -> None:
     """Be a rank other than 0: do what rank 0 says until it says that this is the end. Parted where another ended."""
     begin = told()
@@ -147,7 +153,7 @@ def follow(backend_name: str) -> None:
                 with STAGE.working(order["work"]):
                     saver.save(state) if order["work"] == "save" else _times(group)
                 continue
-            windows = shown()
+            windows = dealt(None, _unit(spec, order["work"]))
             with STAGE.working(order["work"], len(windows)):
                 if order["work"] == "step":
                     engine.step(spec, backend, state, windows, diagnose=order["diagnose"], memory=memory, group=group)

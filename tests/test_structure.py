@@ -32,6 +32,7 @@ EXCEPTIONS = {
     ("model/ranks.py", "torch"): "the same, and adds integers",
     ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
     ("model/wire.py", "torch"): "the same",
+    ("tasks/process.py", "torch"): "asks torchrun which options it has",
 }
 # The types that all backends share, which obey the same rule as the reference.
 SHARED_TYPES = "kernels/interface.py"

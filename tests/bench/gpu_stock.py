@@ -11,6 +11,7 @@ change places within each head. On a CPU, where flex attention has no backward, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, Literal
 
@@ -187,10 +188,12 @@ class Trainer:
     def step(self, windows: np.ndarray) -> Tensor:
         """One step on windows i64[N, S + 1]: forward, backward, clipping, AdamW; the mean nll, not yet waited for."""
         rate, total = float(schedule.learning_rate(self.run, self.tokens)), torch.zeros((), device=self.device)
-        for batch in self._batches(windows):
-            loss, nll = self.loss(batch[:, :-1], batch[:, 1:])
-            share = len(batch) / len(windows)
-            (loss * share).backward()
+        batches = self._batches(windows)
+        for number, batch in enumerate(batches):
+            with self.micro_batch(last=number + 1 == len(batches)):
+                loss, nll = self.loss(batch[:, :-1], batch[:, 1:])
+                share = len(batch) / len(windows)
+                (loss * share).backward()
             total += nll * share
         nn.utils.clip_grad_norm_(self.model.parameters(), float(self.run.optimizer.clip_norm))
         for group in self.optimizer.param_groups:
@@ -199,6 +202,10 @@ class Trainer:
         self.optimizer.zero_grad()
         self.tokens += len(windows) * self.run.model.seq_len
         return total
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[None]:
+        """Around a micro-batch's forward and backward."""
+        return nullcontext()
 
     @torch.no_grad()
     def evaluate(self, windows: np.ndarray) -> float:

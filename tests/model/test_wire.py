@@ -1,4 +1,4 @@
-"""Both ways between ranks give the exact sum and the same bytes, whatever the pieces' lengths; the device's over gloo."""
+"""Both ways between ranks give exact sums and the same bytes, whatever the pieces' lengths; the device's over gloo."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import kernels
 from kernels import digest
 from model import schedule
 from model.group import ALONE
-from model.ranks import Ranks
+from model.ranks import Ranks, dealt
 from model.spec import Phase, RunSpec
 from model.state import State, initial_state
 from model.step import evaluate, step
@@ -112,7 +112,7 @@ def _steps(run: RunSpec, part: Part, state: State, group: Any) -> Done:
     _plant(part, state, group)
     for _ in range(part.steps):
         plan = schedule.plan(run, state.step)
-        windows = tiny.windows(run, plan.first_window, plan.windows)
+        windows = _given(part, group, tiny.windows(run, plan.first_window, plan.windows), run.numerics.unit_windows)
         began = time.perf_counter()
         taken: dict[str, np.ndarray] = {}
         take = taken.update if plan.step % 4 == 3 else None
@@ -121,8 +121,13 @@ def _steps(run: RunSpec, part: Part, state: State, group: Any) -> Done:
         digests = digest.tensor_digests(taken, digest.leaves_of(taken))
         records.append(json.loads(json.dumps(dataclasses.asdict(record) | {"taken": digests})))
     counted = {"sent": dict(group.sent), "seconds": dict(group.seconds)} if part.size else {}
-    held_out = evaluate(run, backend, state, tiny.windows(run, 1000, 5), group=group)
+    held_out = evaluate(run, backend, state, _given(part, group, tiny.windows(run, 1000, 5), 1), group=group)
     return Done(records, held_out, state, [{"step": sorted(seconds)[len(seconds) // 2], **counted}])
+
+
+def _given(part: Part, group: Any, windows: np.ndarray, unit: int) -> np.ndarray:
+    """What a rank gets of windows that rank 0 has."""
+    return dealt(windows if group.rank == 0 else None, unit) if part.size else windows
 
 
 def _plant(part: Part, state: State, group: Any) -> None:
