@@ -329,7 +329,7 @@ def dealt(windows: np.ndarray | None, unit: int) -> np.ndarray:
         parts = [np.ascontiguousarray(windows[owner == other], np.int32) for other in range(size)]
         with _meeting():
             sent = [dist.isend(_tensor(parts[other]), other) for other in range(1, size) if len(parts[other])]
-            for work in sent:
+            for work in filter(None, sent):
                 work.wait()
         return windows.astype(np.int64)
     own = np.empty((np.count_nonzero(owner == rank), shape[1]), np.int32)

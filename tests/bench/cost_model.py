@@ -7,7 +7,7 @@
     whole          what every rank does with all weights: layouts and the embedding's table
     reduce         8 bytes a parameter through each node, or each GPU within one: NCCL's ring
     gather         a byte a code, two an element of the embedding
-    host           rank 0 deals the windows, and rings and trees of small messages, over gloo
+    host           over gloo: rank 0 deals the windows, leaf digests are gathered, rings and trees of small messages
 
 Nothing overlaps here, though much could. Efficiency is one GPU's time ÷ (n × n GPUs' time), of the same batch.
 """
@@ -24,6 +24,7 @@ ROWS_SECONDS = 0.107  # weights' codes, optimizer and digests of one GPU, the sa
 WHOLE_SECONDS = 0.015  # about 150 launches on that machine's host, and 5 GB written
 NVLINK = 350e9  # bytes a second through a GPU, NCCL's bus bandwidth within a node of 8; assumed
 HOP = 10e-6  # seconds of a step of a ring between GPUs; assumed
+LEAF_BYTES = 16e6  # 32 for each 64 KiB of gradient and state
 HOST_BYTES, HOST_HOP = 1e9, 100e-6  # gloo: bytes a second of one connection, seconds of a message; assumed
 NODE = 8
 
@@ -51,12 +52,12 @@ def step_seconds(gpus: int, units: int, network: Network = FABRIC, unit_windows:
     if gpus == 1:
         return found
     rounds, windows = math.ceil(math.log2(gpus)), units * unit_windows
-    dealt = 4 * windows * (OPEN_1B.seq_len + 1) * others / HOST_BYTES
+    spoken = (4 * windows * (OPEN_1B.seq_len + 1) + LEAF_BYTES) * others / HOST_BYTES
     return found | {
         "whole": WHOLE_SECONDS,
         "reduce": 8 * parameters * others / rate + gpus * HOP,
         "gather": (parameters + embedding) * others / rate + gpus * HOP,
-        "host": dealt + 4 * rounds * HOST_HOP + 2 * gpus * HOST_HOP,
+        "host": spoken + 4 * rounds * HOST_HOP + 2 * gpus * HOST_HOP,
     }
 
 
