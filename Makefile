@@ -39,10 +39,12 @@ ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (un
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
 	$(BIN)/python -m tests.conformance
 
-worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 processes, in any grouping (about 3 minutes)
+worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 processes, in any grouping (about 6 minutes)
 	$(BIN)/python -m tests.worlds.run
+	$(BIN)/python -m tests.worlds.ordered
+	$(BIN)/python -m tests.worlds.resume
 
-chaos: .venv/installed ## more than 50 random kills of a small run, which must end as the one that nobody disturbed (about 20 minutes)
+chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 15 minutes)
 	$(BIN)/python -m tests.chaos
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)

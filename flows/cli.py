@@ -79,7 +79,8 @@ def prepare(recipe: RecipeArgument, folder: FolderOption = "") -> None:
 def train(recipe: RecipeArgument, folder: FolderOption = "", backend: BackendOption = "cpu") -> None:
     """Train a prepared recipe, or go on with it.
 
-    Goes on from the newest whole checkpoint; steps that the ledger already has are repeated and compared.
+    Goes on from the newest whole checkpoint; steps that the ledger already has are repeated and compared. The recipe's
+    plan.processes says how many processes share each step, which changes no bit. Refused while another trains the run.
 
     \b
     Example: verbatim train demo

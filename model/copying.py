@@ -1,9 +1,10 @@
 """A state's copy in host memory, so that training may go on while the copy is written.
 
-The room is taken once and kept: memory that is fresh at every copy would be slower than the copy. From a GPU it is
-page-locked, which the device writes to several times as fast.
+The room is taken once and kept: memory that is fresh at every copy would be slower than the copy. For a GPU it is
+page-locked, where the system allows that: the device writes to it several times as fast.
 """
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +26,22 @@ class Copier:
         for name, tensor in state.tensors().items():
             source = _tensor(tensor)
             if name not in self._room:
-                self._room[name] = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-            self._room[name].copy_(source, non_blocking=True)
+                self._room[name] = self._new_room(source)
+            self._room[name].copy_(source, non_blocking=source.is_cuda)
             devices |= {source.device} if source.is_cuda else set()
         for device in devices:
             torch.cuda.synchronize(device)
         tensors = {name: room.numpy() for name, room in self._room.items()}
         return replace(State.of(tensors, state.scalars()), spike=state.spike)
+
+    def _new_room(self, source: torch.Tensor) -> torch.Tensor:
+        """PyTorch's own page-locked memory comes in powers of two, so plain memory is locked: as long as this lives."""
+        room = torch.empty(source.shape, dtype=source.dtype)
+        if source.is_cuda and room.nbytes:
+            runtime, place = torch.cuda.cudart(), room.data_ptr()
+            if int(runtime.cudaHostRegister(place, room.nbytes, 0)) == 0:
+                weakref.finalize(self, runtime.cudaHostUnregister, place).atexit = False
+        return room
 
 
 def _tensor(array: Any) -> torch.Tensor:

@@ -1,13 +1,27 @@
 """What a piece of work takes of a GPU's memory by the `nvidia` backend, and of the memory of the machine around it.
 
-State, sums, codes, activations and logits all lie on the device, for the whole of a step; nothing is mapped. As in
-memory.py the counts are upper bounds of the backend's arrays, at the point of a unit or step where they are most.
+State, sums, codes, activations and logits all lie on the device, for the whole of a step; nothing is mapped. Of several
+processes each has a device, with the state of its own rows, and its sums joined beside the whole ones. As in memory.py
+the counts are upper bounds of the backend's arrays, at the point of a unit or step where they are most.
 """
 
 from collections.abc import Iterator
 
-from model.memory import PROGRAM, PURPOSES, MemoryPlan, Needs, Piece, layer_trace, means, most_slices, sizes, total
+from model.memory import (
+    PROGRAM,
+    MemoryPlan,
+    Needs,
+    Piece,
+    layer_trace,
+    means,
+    most_owned,
+    most_slices,
+    ordered,
+    sizes,
+    total,
+)
 from model.spec import ModelSpec, RunSpec
+from model.wire import STAGED
 
 # The same numbers as in kernels/nvidia, whose arrays a test counts.
 HEAD_BUDGET, HEAD_PART = 24 << 30, 4 << 30  # of the logits and all their codes; of a part of the codes
@@ -26,29 +40,33 @@ def too_wide(m: ModelSpec) -> str:
     return next(found, "")
 
 
-def on_host(spec: RunSpec, piece: Piece) -> int:
+def on_host(spec: RunSpec, piece: Piece, processes: int = 1) -> int:
     """Bytes of the machine's own memory: a state on its way to or from the device; an audit's gradients beside it; what
-    an ordered reduction adds, which is done there, with the sums of a unit."""
-    words = {"initial": 4, "unit": 4, "training": 12, "step": 20}[piece]
-    if (held := means(spec)) and piece in ("training", "step"):
-        held += 8 * sizes(spec.model).parameters
-    else:
-        held = 0
-    return words * sizes(spec.model).parameters + held + PROGRAM + CUDA
+    an ordered reduction adds, which is done there, with the sums of a unit. Of several processes the copies of all
+    rows, and the whole state that rank 0 gathers of them."""
+    words = {"initial": 4, "unit": 4, "training": 12 if processes == 1 else 24, "step": 20}[piece]
+    count = sizes(spec.model).parameters
+    held = means(spec, processes) if piece in ("training", "step") else 0
+    return words * count + processes * ((held + 8 * count if held else 0) + PROGRAM + CUDA)
 
 
-def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
-    """Purpose → bytes of the device's memory at the piece's peak; whether moments are mapped is no matter here."""
+def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> Needs:
+    """Purpose → bytes of a process's device at the piece's peak; whether moments are mapped is no matter here."""
     known = sizes(spec.model)
     if piece == "initial":
         found = {"weights": 4 * known.largest, "working space": 1 << 28, "program": PROGRAM}
     else:
         peak: Needs = max(_stages(spec, plan, piece), key=total)
-        codes = 2 * known.codes if plan.hold_codes else 0  # each as it is, and transposed
-        moments = 0 if piece == "unit" else 8 * known.parameters
-        found = {"weights": 4 * known.parameters, "moments": moments, "sums": 8 * known.parameters, "codes": codes}
+        codes = 2 * known.codes if plan.hold_codes or processes > 1 else 0  # each as it is, and transposed
+        own = known.parameters if processes == 1 else most_owned(spec.model, processes)
+        moments = 0 if piece == "unit" else 8 * own
+        found = {"weights": 4 * own, "moments": moments, "sums": 8 * known.parameters, "codes": codes}
         found |= peak | {"program": PROGRAM}
-    return {purpose: found[purpose] for purpose in PURPOSES if found.get(purpose)}
+        if processes > 1:
+            found["sums"] += 8 * own  # joined while the whole ones are there, the most of them sent and received
+            found["working space"] = max(found["working space"], 24 * min(STAGED["cuda"], known.parameters))
+            found["tables"] = 4 * spec.model.vocab * spec.model.d_model
+    return ordered(found)
 
 
 def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:

@@ -37,7 +37,7 @@ class Group(Protocol):
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """Own rows of the ranks' sums of a batch, added to those of the batches before."""
 
-    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """Own rows of the units' mean gradient f32, on the host: the ordered reduction, in place of the three above.
         Every rank makes gradient(unit) of its own units alone."""
 
@@ -82,7 +82,7 @@ class Alone:
         """The sums of the only batch."""
         return sums
 
-    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """The order's ranks, one after the other."""
         return replayed(order, shapes, gradient)
 

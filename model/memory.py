@@ -9,6 +9,9 @@
 No plan changes a bit: what is recomputed goes through the same functions. The byte counts are of the `cpu` backend:
 upper bounds of its arrays and working space, and a measured constant for the program itself. device_memory.py counts
 for a GPU.
+
+Of several processes each holds the state and the copy of its own rows, and what it must have whole: int64 sums, all
+codes, a table of the embedding; rank 0 at times the whole state besides. They are counted together, on one machine.
 """
 
 import ctypes
@@ -20,12 +23,16 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from model.ordered_step import rows_held
+from model.rows import ownership
 from model.spec import ModelSpec, Ordered, RunSpec
+from model.wire import STAGED
 
 Piece = Literal["unit", "step", "training", "initial"]
 PIECES: tuple[Piece, ...] = ("unit", "step", "training", "initial")  # unit: its gradients alone
 Needs = dict[str, int]  # purpose → bytes
-PURPOSES = ("weights", "moments", "copy", "sums", "codes", "activations", "working space", "program")
+PURPOSES = (
+    "weights", "moments", "copy", "gathered", "sums", "codes", "tables", "activations", "working space", "program"
+)  # fmt: skip
 
 # Interpreter, PyTorch, Numba and compiled kernels take 0.4 GB; the C library keeps some of what one layer frees.
 PROGRAM = 512 << 20
@@ -88,8 +95,11 @@ def plans(model: ModelSpec) -> Iterator[MemoryPlan]:
                     yield MemoryPlan(recompute, hold_codes, map_moments, copy_state)
 
 
-def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
-    """Purpose → bytes of memory at the piece's peak. Their total() must be there; mapped moments are not in it."""
+def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> Needs:
+    """Purpose → bytes of memory at the piece's peak, of `processes` that share its steps. Their total() must be there;
+    mapped moments are not in it."""
+    if processes > 1:
+        return _ranks(spec, plan, processes)
     count = sizes(spec.model).parameters
     always = {"weights": 4 * count, "program": PROGRAM}
     if piece in ("step", "training") and not plan.map_moments:
@@ -100,7 +110,32 @@ def needs(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Needs:
         always["codes"] = sizes(spec.model).codes if plan.hold_codes else 0
         peak: Needs = max(_stages(spec, plan, piece), key=total)
         always |= peak | {"sums": peak["sums"] + (means(spec) if piece != "unit" else 0)}
-    return {purpose: always[purpose] for purpose in PURPOSES if always.get(purpose)}
+    return ordered(always)
+
+
+def _ranks(spec: RunSpec, plan: MemoryPlan, processes: int) -> Needs:
+    """What ranks that train take together. They map no moments, and hold codes by any plan."""
+    m, own = spec.model, most_owned(spec.model, processes)
+    count, codes, table = sizes(m).parameters, sizes(m).codes, 4 * m.vocab * m.d_model
+    peak: Needs = max(_stages(spec, plan, "training", processes), key=total)
+    rank = {"weights": 4 * own, "moments": 8 * own, "copy": 12 * own * plan.copy_state, "codes": codes, "tables": table}
+    found = {purpose: processes * size for purpose, size in (rank | peak | {"program": PROGRAM}).items()}
+    found["sums"] += processes * means(spec, processes)
+    # The thread that saves may hold the whole state at any time; without one rank 0 does when there are no sums.
+    found["gathered"] = 12 * count if plan.copy_state else max(0, 12 * count - total(peak))
+    return ordered(found)
+
+
+@lru_cache
+def most_owned(model: ModelSpec, processes: int) -> int:
+    """Elements of the parameters that the rank with the most of them owns."""
+    rows = ownership(model, processes)
+    return max(map(sum, zip(*map(rows.elements, rows.lines), strict=True)))
+
+
+def ordered(found: Needs) -> Needs:
+    """The purposes that take anything, in the order of PURPOSES."""
+    return {purpose: found[purpose] for purpose in PURPOSES if found.get(purpose)}
 
 
 def means(spec: RunSpec, processes: int = 1) -> int:
@@ -133,7 +168,7 @@ def on_disk(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> int:
     return 8 * sizes(spec.model).parameters * (plan.map_moments and piece in ("step", "training"))
 
 
-def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
+def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece, processes: int = 1) -> Iterator[Needs]:
     """Sums, activations and working space where each may be largest.
 
     Sums that no unit has reached yet are zeros that the system has not made real: in a first unit the embedding's come
@@ -149,20 +184,27 @@ def _stages(spec: RunSpec, plan: MemoryPlan, piece: Piece) -> Iterator[Needs]:
         kept = last = m.layers * sum(layer_trace(spec, tokens))
         first = kept // m.layers
     table, whole = 8 * m.vocab * m.d_model, 8 * sizes(m).parameters
-    layer, buffers = _layer(spec, plan, tokens), _buffers(m, most_slices(spec), tokens)
-    first_unit = windows == spec.numerics.unit_windows
+    threads = max(1, THREADS // processes)
+    layer, buffers = _layer(spec, plan, tokens, threads), _buffers(m, most_slices(spec), tokens, threads)
+    first_unit = windows <= spec.numerics.unit_windows * processes
     rest = (whole - 2 * table) // m.layers
 
     def stage(sums: int, activations: int, working: int) -> Needs:
         batch = 16 * windows * (m.seq_len + 1)
         return {"sums": sums if first_unit else whole, "activations": activations, "working space": working + batch}
 
-    yield stage(table, kept, _head(m, plan, tokens))
+    yield stage(table, kept, _head(m, plan, tokens, threads))
     yield stage(table + rest, last, layer)
     yield stage(whole - table, first if plan.lean else kept, layer)
     yield stage(whole, 0 if plan.lean else kept, 4 * stream + buffers)
     if piece == "training":
         yield stage(whole, 0, 5 * sizes(m).largest)  # its squares, and which of its gradients are zero
+    if processes > 1:
+        own = most_owned(m, processes)
+        yield {"working space": sizes(m).codes + 3 * own}  # codes as they come from the others
+        yield {"working space": 10 * m.vocab * m.d_model}  # the embedding likewise
+        joined = 8 * own + 16 * STAGED["cpu"]  # what the ranks sent of them and what they took beside the whole sums
+        yield stage(whole, 0 if plan.lean else kept, joined + buffers)
 
 
 class Sizes(NamedTuple):
@@ -190,16 +232,16 @@ def layer_trace(spec: RunSpec, tokens: int) -> tuple[int, int]:
     return tokens * attention, tokens * (3 * m.d_model + 4 * m.ffn + spec.numerics.down_slices * m.ffn + 12)
 
 
-def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int) -> int:
+def _layer(spec: RunSpec, plan: MemoryPlan, tokens: int, threads: int) -> int:
     """The peak of one layer's backward, beyond what is kept; its own traces are in it where they are made again."""
     m, (attention, feed_forward) = spec.model, layer_trace(spec, tokens)
     queries, keys, d, f = m.heads * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ffn
-    inner = tokens * 2 * f + 4 * THREADS * f  # dH; the gradient of gate and up takes their place row by row
+    inner = tokens * 2 * f + 4 * threads * f  # dH; the gradient of gate and up takes their place row by row
     outer = tokens * (6 * queries + 6 * keys + 4 * queries + 12 * m.heads)  # dO, its codes, dQ, dK, dV in float32
     peak = max(attention + feed_forward + inner, attention + outer)
     if not plan.recompute:
         peak -= attention + feed_forward
-    return peak + 4 * tokens * d + _buffers(m, most_slices(spec), tokens) + 2 * f * d
+    return peak + 4 * tokens * d + _buffers(m, most_slices(spec), tokens, threads) + 2 * f * d
 
 
 def most_slices(spec: RunSpec) -> int:
@@ -207,7 +249,7 @@ def most_slices(spec: RunSpec) -> int:
     return max(spec.numerics.input_gradient_slices, spec.numerics.weight_gradient_slices)
 
 
-def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:
+def _buffers(m: ModelSpec, slices: int, tokens: int, threads: int) -> int:
     """Buffers that live from product to product: of the head's chunks, and of each thread for its blocks."""
     queries, group, d = m.heads * m.head_dim, m.heads // m.kv_heads, m.d_model
     widest = max(2 * m.ffn, queries, d)
@@ -215,10 +257,10 @@ def _buffers(m: ModelSpec, slices: int, tokens: int) -> int:
     chunk = 256 * widest * (12 + 4 * slices)
     channels = slices * 128 * (tokens + 4 * widest)
     block = 2 * 512 * tokens + 8 * 512 * (512 + d)
-    return THREADS * (scores + chunk + channels + block) + 13 * max(128 * m.vocab, 1 << 22)
+    return threads * (scores + chunk + channels + block) + 13 * max(128 * m.vocab, 1 << 22)
 
 
-def _head(m: ModelSpec, plan: MemoryPlan, tokens: int) -> int:
+def _head(m: ModelSpec, plan: MemoryPlan, tokens: int, threads: int) -> int:
     """The head's peak: final rows and gradients, its codes unless held, and buffers."""
     codes = 0 if plan.hold_codes else m.vocab * m.d_model
-    return tokens * (8 * m.d_model + 64) + codes + _buffers(m, 1, tokens)
+    return tokens * (8 * m.d_model + 64) + codes + _buffers(m, 1, tokens, threads)

@@ -12,6 +12,7 @@ each rank ends with its own rows, and all go on as after the exact reduction.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Protocol
 
 import numpy as np
@@ -178,8 +179,9 @@ class TorchPeers:
         return array
 
 
-def mesh_peers(order: Order) -> tuple[TorchPeers, TorchPeers]:
+def mesh_peers(order: Order, limit: timedelta) -> tuple[TorchPeers, TorchPeers]:
     """This process's `node` and `across`, ranks being replica-major; every process must call it, as it makes groups.
+    limit: how long one of them waits for another at most.
 
     Raises ValueError where the number of processes is not that of `order`.
     """
@@ -191,6 +193,10 @@ def mesh_peers(order: Order) -> tuple[TorchPeers, TorchPeers]:
         )
     replica, shard = divmod(dist.get_rank(), order.shards)
     replicas, shards = range(order.replicas), range(order.shards)
-    nodes = [dist.new_group([order.rank(r, s) for s in shards]) for r in replicas]
-    acrosses = [dist.new_group([order.rank(r, s) for r in replicas]) for s in shards]
+    nodes = [_group([order.rank(r, s) for s in shards], limit) for r in replicas]
+    acrosses = [_group([order.rank(r, s) for r in replicas], limit) for s in shards]
     return TorchPeers(nodes[replica]), TorchPeers(acrosses[shard])
+
+
+def _group(ranks: list[int], limit: timedelta) -> dist.ProcessGroup:
+    return dist.new_group(ranks, timeout=limit, backend="gloo")

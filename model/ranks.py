@@ -115,13 +115,16 @@ class Ranks:
         self.sent["gradients"] += 8 * (len(whole) - counts[self.rank])
         return self._placed(piece)
 
-    def mean(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
+    def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """Own rows of the mean gradient f32, by the ranks of the order, which are all there are; one replays them."""
         if self.size == 1:
-            return ALONE.mean(order, shapes, gradient)
+            return ALONE.ordered(order, shapes, gradient)
+        STAGE.turns = order.micro_batches
         part = rank_mean(order, self.rank, self.rows, gradient)
+        with _meeting(self.seconds, "waiting"):
+            self.wire.meet()
         with _meeting(self.seconds, "gradients"):
-            self._mesh = self._mesh or mesh_peers(order)
+            self._mesh = self._mesh or mesh_peers(order, NO_LIMIT)
             before = sum(peers.sent for peers in self._mesh)
             own = own_mean(order, self.rows, *self._mesh, part)
             self.sent["gradients"] += sum(peers.sent for peers in self._mesh) - before

@@ -203,7 +203,7 @@ def _accumulate(net: Network, windows: np.ndarray, flag: Any, group: Group) -> t
     units, reduction = _Units(net, windows, flag), net.spec.numerics.reduction
     if isinstance(reduction, Ordered):
         reduction.check_processes(group.size)
-        mean = group.mean(reduction.order(units.count), units.shapes, units.gradient)
+        mean = group.ordered(reduction.order(units.count), units.shapes, units.gradient)
         return {name: net.backend.to_device(x) for name, x in mean.items()}, units.nll, units.lse2
     joined: dict[str, Any] = {}
     for batch in group.batches(units.count):

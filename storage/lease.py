@@ -30,7 +30,7 @@ from storage.store import Store
 TERM = 120.0  # seconds from one renewal to the expiry
 EVERY = 30.0  # seconds between renewals
 MAX_LEASE = 1 << 16
-_NUMBERED = re.compile(r"lease/(\d{8})\.json")
+_NUMBERED = re.compile(r"lease/(\d{8,15})\.json")
 
 
 class Holder(Record):

@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def plan_for(spec: RunSpec, piece: Piece, device: int | None = None, processes: 
     the device's kernels do not take the model's sizes.
 
     device: bytes that are free on the backend's own device, as its device_memory() says; None where it has none.
-    processes: how many share this machine's memory.
+    processes: how many share the steps and this machine's memory; each has a device of its own.
     """
     if device is not None and piece != "initial":
         _check_widths(spec)
@@ -138,11 +139,11 @@ def forecast(spec: RunSpec, device: int | None = None) -> list[Forecast]:
 
 
 def _forecast(spec: RunSpec, piece: Piece, device: int | None, processes: int = 1) -> Forecast:
-    room, on_host = available() // processes, 0
-    count: memory.Count = memory.needs
+    room, on_host = available(), 0
+    count: memory.Count = partial(memory.needs, processes=processes)
     if device is not None:
-        room, on_host = device * DEVICE_SHARE[0] // DEVICE_SHARE[1], device_memory.on_host(spec, piece)
-        count = device_memory.needs
+        room, on_host = device * DEVICE_SHARE[0] // DEVICE_SHARE[1], device_memory.on_host(spec, piece, processes)
+        count = partial(device_memory.needs, processes=processes)
     chosen = memory.choose(spec, piece, room, count)
     plan = chosen or memory.leanest(spec, piece, count)
     fits = chosen is not None and on_host <= available()

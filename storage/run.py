@@ -4,6 +4,7 @@
     digests/<step>.json                         tensor digests beside each entry (beside.py)
     checkpoints/<k>.json, objects/<digest>      states (checkpoint.py)
     segments/…                                  what really ran (segment.py)
+    lease/…                                     who trains it now, so that nobody does so twice (lease.py)
     probe/<k>.json, diagnostics/<step>.json     figures for people (figures.py)
     recipe.yaml                                 the recipe with which the run was begun
 

@@ -20,6 +20,7 @@ from storage.errors import RankLost, VerbatimError
 from tasks import leash
 
 Event = dict[str, Any]
+SHUTDOWN = "--shutdown-timeout"  # seconds that torchrun gives ranks to stop
 LINGER = 60.0  # seconds that a child which has told of its error may take to end
 
 
@@ -69,9 +70,12 @@ def run(
 def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]:
     if processes == 1:
         return leash.start(module, [request], subprocess.PIPE, None)
+    from torch.distributed.run import get_args_parser  # late, since torch takes seconds to import
+
     threads = str(max(1, (os.cpu_count() or 1) // processes))
-    day = 86_400  # a rank that was asked to stop first ends its step, which may take long
-    arguments = ["--standalone", f"--nproc-per-node={processes}", f"--shutdown-timeout={day}"]
+    arguments = ["--standalone", f"--nproc-per-node={processes}"]
+    if SHUTDOWN in get_args_parser().format_help():  # PyTorch 2.11 ends ranks half a minute after asking
+        arguments.append(f"{SHUTDOWN}=86400")  # a rank that was asked to stop first ends its step, which may take long
     return leash.start(
         "torch.distributed.run",
         [*arguments, "-m", module, request],

@@ -79,13 +79,15 @@ class Mix(Reference):
 
 
 class Segment(Reference):
-    """One stretch of training in one process: steps first_step up to, not including, end_step."""
+    """One stretch of training: steps first_step up to, not including, end_step. slow: of which of several processes the
+    others had to wait for, "" of none."""
 
     first_step: int
     end_step: int
     validated: list[int]
     seconds: float
     head: str
+    slow: str = ""
 
 
 class Trained(Reference):

@@ -69,7 +69,9 @@ def _was_killed(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
 def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> Segment | None:
     """Train to step `until`, from the newest checkpoint; None if ledger, checkpoint and held-out loss reach that far.
 
-    Raises VerbatimError where the segment was asked to stop before: a run that is not finished is no success.
+    A segment that was killed, or of whose processes one was lost or hung, is tried again. Raises Refused where another
+    process trains the run, VerbatimError where the segment was asked to stop before: a run that is not finished is no
+    success.
     """
     plan = recipes.load(recipe).plan
     if until in _finished(open_store(run)):
@@ -101,6 +103,7 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
         validated=result["validated"],
         seconds=result["seconds"],
         head=result["head"],
+        slow=result["slow"],
     )
 
 
@@ -113,6 +116,8 @@ def _finished(store: Store) -> list[int]:
 def _show(progress: Progress, event: Event) -> None:
     if event["kind"] == "check":
         progress.before(event["done"], "; ".join(filter(None, ("self-test, at first a minute", event["note"]))))
+    if event["kind"] == "result" and event["slow"]:
+        progress(event["last_step"], event["slow"])
     if event["kind"] != "step":
         return
     repeated = ", repeated: equal" if event["validated"] else ""

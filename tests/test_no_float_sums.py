@@ -45,7 +45,7 @@ SITES = {
     ("model/memory.py", "total", "sum"): "bytes, in Python's integers; no array is near",
     ("model/memory.py", "_stages", "sum"): "the same",
     ("model/ranks.py", "total", "dist.all_reduce"): "int64",
-    ("model/ranks.py", "mean", "sum"): "numbers of bytes, in Python's integers",
+    ("model/ranks.py", "ordered", "sum"): "numbers of bytes, in Python's integers",
     ("model/ordered_step.py", "joined", "sum"): "numbers of elements, in Python's integers",
     ("model/ordered_ranks.py", "own_mean", "sum"): "the same",
     ("model/rows.py", "_cut", "sum"): "numbers of elements, in Python's integers",
@@ -62,9 +62,10 @@ ORDERED = {
     ("model/ordered_ranks.py", "all_reduce_sum", "float_add"): "a butterfly: the tree of `push`",
     ("model/ordered_ranks.py", "_joined_blocks", "float_add"): "the order of `result`",
 }
-# Off by default: these reach a step only through `mean` of its group, which it calls for a spec that says so.
+# Off by default: these reach a step only through `ordered` of its group, which it calls for a spec that says so.
 USERS = {
     ("model/spec.py", "model.ordered"),  # the names of its choices
+    ("model/memory.py", "model.ordered_step"),  # how much it holds
     ("model/ordered_step.py", "model.ordered"),
     ("model/ordered_ranks.py", "model.ordered"),
     ("model/ordered_ranks.py", "model.ordered_step"),

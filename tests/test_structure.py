@@ -27,10 +27,12 @@ MAY_IMPORT = {
 }
 # Modules that may import more than their package, and why.
 EXCEPTIONS = {
+    ("model/copying.py", "torch"): "copies a state from a device into page-locked memory, on every core",
     ("model/ordered_ranks.py", "torch"): "moves arrays between ranks by torch.distributed",
     ("model/ranks.py", "torch"): "the same, and adds integers",
     ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
     ("model/wire.py", "torch"): "the same",
+    ("tasks/process.py", "torch"): "asks torchrun which options it has",
 }
 # The types that all backends share, which obey the same rule as the reference.
 SHARED_TYPES = "kernels/interface.py"

@@ -6,8 +6,9 @@
 Each turn is a segment of a run of its own in an empty folder, by the training loop as it is; a cycle is the ten steps
 around a checkpoint, from the middle of one interval to that of the next. "Stopped" is the time in which the loop does
 nothing but checkpoint: wait for the save before, and copy. Neighbours change absolute rates, so what a cycle takes more
-than one without a checkpoint is the median over rounds of ratios within a round. Held-out losses are no part of it:
-these runs have none. Prints a Markdown table, then one JSON line.
+than one without a checkpoint is the median over rounds of ratios within a round; "processor" is the same of the
+process's own seconds on the cores, which neighbours change least, and which a save beside training shares with it.
+Held-out losses are no part of it: these runs have none. Prints a Markdown table, then one JSON line.
 """
 
 from __future__ import annotations
@@ -80,12 +81,13 @@ class Turns:
         module = engine.load_backend(backend)
         self.initial = root(initial_state(run, module).placed(module.to_host))[0]
         self.cycles: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.processor: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self.stopped: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self.saves: dict[str, list[float]] = {kind: [] for kind in KINDS}
 
     def take(self, kind: str) -> None:
         """One segment; notes its two cycles."""
-        times: list[float] = []
+        times: list[tuple[float, float]] = []
         with tempfile.TemporaryDirectory(dir=self.folder) as name, self._watched(kind):
             training.train_segment(
                 self._begun(Path(name)),
@@ -93,11 +95,13 @@ class Turns:
                 STEPS,
                 checkpoint_every=STEPS if KINDS[kind] is None else EVERY,
                 diagnostics_every=10 * STEPS,
-                report=lambda progress: times.append(time.perf_counter()),
+                report=lambda progress: times.append((time.perf_counter(), time.process_time())),
                 team=self._team(),
             )
         at = times[EVERY // 2 - 1 :: EVERY]
-        self.cycles[kind] += [after - before for before, after in itertools.pairwise(at)]
+        for wall, own in (np.subtract(after, before) for before, after in itertools.pairwise(at)):
+            self.cycles[kind].append(float(wall))
+            self.processor[kind].append(float(own))
         # The first checkpoint takes the room for the copy, the last ends the segment; neither is in a cycle.
         keep = slice(1, -1)
         self.stopped[kind], self.saves[kind] = (
@@ -133,14 +137,19 @@ class Turns:
     def line(self, kind: str) -> dict[str, Any]:
         """What this kind of checkpoint took."""
         cycle = statistics.median(self.cycles[kind])
-        ratios = [own / none for own, none in zip(self.cycles[kind], self.cycles["none"], strict=True)]
-        found = {"kind": kind, "cycle_s": cycle, "more": statistics.median(ratios) - 1}
+        found = {"kind": kind, "cycle_s": cycle, "more": _more(self.cycles, kind)}
+        found["processor"] = _more(self.processor, kind)
         if KINDS[kind] is None:
             return found
         stopped = statistics.median(self.stopped[kind])
         longest = max(self.stopped[kind])
         save = statistics.median(self.saves[kind])
         return found | {"stopped_s": stopped, "longest_s": longest, "share": stopped / cycle, "save_s": save}
+
+
+def _more(seconds: dict[str, list[float]], kind: str) -> float:
+    """By how much more than without a checkpoint: the median of the rounds' own ratios, less 1."""
+    return statistics.median(own / none for own, none in zip(seconds[kind], seconds["none"], strict=True)) - 1
 
 
 def _clocked(function: Any, seconds: list[float]) -> Any:
@@ -183,7 +192,7 @@ def main() -> None:
     """Turns and their table; a rank other than 0 follows."""
     asked = arguments()
     run, order = shape(asked.size, asked.windows), [kind for _ in range(asked.rounds) for kind in KINDS]
-    with launched() as rank:
+    with launched(asked.backend) as rank:
         if rank:
             for _ in order:
                 follow(asked.backend)
@@ -200,10 +209,12 @@ def report(turns: Turns, asked: argparse.Namespace, module: Any, ranks: int) -> 
     """The table and the JSON line."""
     parameters, lines = turns.run.model.parameter_count(), [turns.line(kind) for kind in KINDS]
     print(f"{parameters:,} parameters, a state of {12 * parameters / 1e6:,.0f} MB, {ranks} processes\n")
-    print(f"| checkpoint | {EVERY} steps, s | more than without | stopped, s (longest) | share | its writing, s |")
-    print("|---|---|---|---|---|---|")
+    print(
+        f"| checkpoint | {EVERY} steps, s | more than without | processor | stopped, s (longest) | share | writing, s |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for line in lines:
-        start = f"| {line['kind']} | {line['cycle_s']:.2f} | {line['more']:+.1%} |"
+        start = f"| {line['kind']} | {line['cycle_s']:.2f} | {line['more']:+.1%} | {line['processor']:+.1%} |"
         if "share" not in line:
             print(f"{start} | | |")
             continue

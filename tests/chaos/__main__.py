@@ -28,20 +28,20 @@ from tests.chaos.scene import Scene, recipes
 from tests.chaos.watch import Kill, Order, Victim, Watch
 from tests.tasks.test_process import gone
 
-FULL = {"resume": 6, "step": 12, "digest": 9, "record": 9, "checkpoint": 11, "probe": 6, "publish": 8}
+FULL = {"resume": 6, "step": 9, "digest": 6, "record": 6, "checkpoint": 8, "probe": 5, "publish": 12}
 SHORT = {"step": 2, "digest": 1, "record": 1, "checkpoint": 2, "publish": 2}
 VICTIMS: tuple[Victim, ...] = ("rank 0", "another rank", "launcher", "flow")
-A_RUN = 12  # kills of one run's training at most, so that there are several runs
+A_RUN = 20  # kills of one run's training at most, so that there are several runs
 DRAWN = (1, 2, 2, 2, 3)  # processes of a segment
-UNASKED = 6  # times that a command may fail without a kill since the last time: a task gives up after five
+UNASKED = 12  # times that a command may fail without a kill: those of a flow that was killed may hold the lease yet
 
 
 def orders(asked: dict[str, int], draw: random.Random) -> list[Order]:
-    """The kills, in random order; each phase meets every victim in turn."""
-    found = []
+    """The kills, in random order; each phase meets every victim in turn. Few come early: one run has room for them."""
+    found, latest = [], 3 if sum(asked.values()) > A_RUN else 1
     for phase, count in asked.items():
         for number in range(count):
-            visit = draw.randint(1, 3) if phase in ("step", "digest", "record") else 1
+            visit = draw.randint(1, latest) if phase in ("step", "digest", "record") else 1
             how = draw.choice(("call", "time")) if phase in ("step", "publish", "resume") else "call"
             found.append(Order(phase, VICTIMS[number % len(VICTIMS)], how, visit, draw.random()))
     draw.shuffle(found)
@@ -63,8 +63,8 @@ class Chaos:
     def go(self) -> Iterator[str]:
         """Does everything; says how far it is."""
         self.watch.counting = True
-        for name, target in (("prepare", self.recipes[1]), ("train", self.recipes[1])):
-            self.plain.do(name, target, "--folder", self.plain.folder)
+        for verb in ("prepare", "train"):
+            self.plain.do(verb, self.recipes[0], "--folder", self.plain.folder)
         self.plain.do("publish", self.plain.folder)
         self.watch.counting = False
         head = self.plain.run().ledger.head
@@ -74,7 +74,7 @@ class Chaos:
             scene = Scene(self.folder / f"run-{self.runs}", self.watch.address, self.plain)
             last = not len(self.train) > A_RUN
             self._through(scene, self.train, A_RUN)
-            self._through(scene, self.publish, len(self.publish) if last and not self.train else 2)
+            self._through(scene, self.publish, len(self.publish) if last and not self.train else 4)
             scene.check_end()
             landed, left = sum(kill.landed for kill in self.watch.kills), len(self.train) + len(self.publish)
             yield f"run {self.runs}: the same head; {landed} kills landed, {left} to come"
@@ -96,6 +96,7 @@ class Chaos:
             finished = command.returncode == 0
             unasked = 0 if len(watch.kills) > killed else unasked + 1
             assert finished or unasked <= UNASKED, scene.said()
+            time.sleep(2.0 if unasked else 0.0)
         orders.extendleft(reversed(watch.orders))
         watch.orders = deque()
         while watch.seen:
@@ -126,11 +127,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, server.running(Path(name) / "prefect"):
         chaos = Chaos(Path(name), SHORT if options.short else FULL, options.seed)
-        for line in chaos.go():
-            print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
+        kills: list[Kill] = chaos.watch.kills
+        try:
+            for line in chaos.go():
+                print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
+        finally:
+            print(table(kills), flush=True)
         head = chaos.plain.run().ledger.head
-    kills: list[Kill] = chaos.watch.kills
-    print(table(kills))
     landed = sum(kill.landed for kill in kills)
     result = {"head": head, "kills": landed, "missed": len(kills) - landed, "runs": chaos.runs, "starts": chaos.starts}
     print(json.dumps(result | {"seed": options.seed, "seconds": round(time.monotonic() - began)}))

@@ -11,32 +11,34 @@ from pathlib import Path
 import yaml
 
 from storage import checkpoint
+from storage.figures import probe_key
 from storage.ledger import HEADER_KEY, Ledger
 from storage.publish import RELEASE_KEY, check_objects, load_release
 from storage.run import RECIPE_KEY, Run, open_release, open_run
-from storage.store import LocalStore, object_digest
+from storage.store import LocalStore
 from storage.stream import Stream
 from tests.flows import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 INSIDE = Path(__file__).resolve().parent / "inside"
 WORLDS = (1, 2, 3)
-STEPS = 12
+STEPS, EVERY = 12, 2  # a checkpoint every 2 steps
 WINDOWS = 4  # of a step: some ranks of three have one, some two
 
 
 def recipes(folder: Path) -> dict[int, Path]:
-    """One recipe for each number of processes: they differ in the plan alone, so they are of one run."""
+    """A recipe for each number of processes, and 0 for the undisturbed run: it has a checkpoint after every step, since
+    others make one wherever they are asked to stop. They differ in the plan alone, so they are of one run."""
     plain = yaml.safe_load(tiny.recipe(folder).read_text())
-    plain["run"]["schedule"] |= {
-        "total_tokens": STEPS * WINDOWS * 128,
-        "phases": [{"from_tokens": 0, "windows": WINDOWS}],
-    }
+    phases = [{"from_tokens": 0, "windows": WINDOWS}]
+    plain["run"]["schedule"] |= {"total_tokens": STEPS * WINDOWS * 128, "phases": phases}
     found = {}
-    for size in WORLDS:
-        plain["plan"] = {"checkpoint_every": 2, "diagnostics_every": 3, "segment_ends": [4, 8], "processes": size}
+    for size in (0, *WORLDS):
+        every = EVERY if size else 1
+        ends = [4, 8] if size else []
+        plan = {"checkpoint_every": every, "diagnostics_every": 3, "segment_ends": ends, "processes": max(1, size)}
         found[size] = folder / f"by_{size}.yaml"
-        found[size].write_text(yaml.safe_dump(plain))
+        found[size].write_text(yaml.safe_dump(plain | {"plan": plan}))
     return found
 
 
@@ -46,7 +48,7 @@ class Scene:
     def __init__(self, folder: Path, address: str, plain: Scene | None = None) -> None:
         self.folder, self.address, self.plain = folder, address, plain
         self.store, self.target = LocalStore(folder / "run"), LocalStore(folder / "published")
-        self._before: dict[str, bytes] = {}
+        self.before: dict[str, bytes] = {}
         folder.mkdir(parents=True)
         if plain:
             shutil.copytree(plain.folder / "mix", folder / "mix")
@@ -72,8 +74,9 @@ class Scene:
         return open_run(self.store, Stream.open(LocalStore(self.folder / "mix")))
 
     def lasting(self) -> dict[str, bytes]:
-        """Every object of the run but those that say when and how it was trained."""
-        keys = [key for key in self.store.list() if not key.startswith("segments/") and key != RECIPE_KEY]
+        """Every object of the run but those that say who trained it, when and how."""
+        passing = ("segments/", "lease/", RECIPE_KEY)
+        keys = [key for key in self.store.list() if not key.startswith(passing)]
         return {key: self.store.read(key) for key in keys}
 
     def check(self) -> None:
@@ -81,13 +84,10 @@ class Scene:
         run's as far as it goes; every checkpoint that can be seen whole; nothing else than what that run has too."""
         assert self.plain is not None
         now, expected = self.lasting(), self.plain.lasting()
-        assert self._before.items() <= now.items(), f"lost or changed: {sorted(self._before.keys() - now.keys())}"
-        self._before = now
-        for key, data in now.items():
-            if not key.startswith("objects/"):
-                assert data == expected[key], f"{key} is not the undisturbed run's"
-            else:
-                assert key == f"objects/{object_digest(data)}", f"{key} is not whole"
+        assert self.before.items() <= now.items(), f"lost or changed: {sorted(self.before.keys() - now.keys())}"
+        self.before = now
+        odd = sorted(key for key, data in now.items() if data != expected.get(key))
+        assert not odd, f"not the undisturbed run's: {odd}"
         if HEADER_KEY in now:
             ledger = Ledger(self.store)
             assert [entry.step for entry in ledger] == list(range(len(ledger)))
@@ -108,6 +108,12 @@ class Scene:
         assert self.plain is not None
         self.check()
         ours, theirs = self.lasting(), self.plain.lasting()
-        assert ours.keys() == theirs.keys(), f"only in one of the runs: {sorted(ours.keys() ^ theirs.keys())}"
+        lacking = {
+            key for key in theirs.keys() - ours.keys() if not key.startswith(("checkpoints/", "objects/", "probe/"))
+        }
+        assert not lacking, f"lost: {sorted(lacking)}"
+        asked = range(0, STEPS + 1, EVERY)
+        due = {checkpoint.checkpoint_key(step) for step in asked} | {probe_key(step) for step in asked}
+        assert due <= ours.keys(), f"never made: {sorted(due - ours.keys())}"
         assert self.run().ledger.head == self.plain.run().ledger.head
         assert RELEASE_KEY in self.target.list()

@@ -43,6 +43,11 @@ def measure(plan: MemoryPlan, piece: Piece, replicas: int) -> int:
     work(tiny.spec(numerics=NumericsSpec(unit_windows=2)), plan, piece)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     work(spec(replicas), plan, piece)
+    return peak()
+
+
+def peak() -> int:
+    """This process's peak in bytes since it was last forgotten."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 

@@ -4,7 +4,7 @@ import pytest
 
 from model import device_memory, memory
 from model.memory import KEEP_ALL
-from model.spec import NumericsSpec
+from model.spec import NumericsSpec, Ordered
 from tests.bench.shapes import OPEN_1B, run_of
 from tests.model.recipes import run_spec
 
@@ -43,3 +43,15 @@ def test_each_piece_counts_what_it_has() -> None:
     assert found["training"]["sums"] == 2 * found["training"]["weights"] and "sums" not in found["initial"]
     hosts = [device_memory.on_host(run, piece) for piece in ("initial", "unit", "training", "step")]
     assert hosts == sorted(hosts) and hosts[1] < hosts[2] < hosts[3]
+
+
+def test_an_ordered_reduction_is_done_on_the_host() -> None:
+    """Of 6 replicas: a unit's sums i64 and f32, a rank's mean, and TreeFold's four."""
+    run = run_of(OPEN_1B, 32, one_slice(4))
+    order = Ordered(kind="ordered", replicas=6, shards=8, residual="left_fold")
+    ordered = run.model_copy(update={"numerics": run.numerics.model_copy(update={"reduction": order})})
+    for piece in memory.PIECES:
+        more = device_memory.on_host(ordered, piece) - device_memory.on_host(run, piece)
+        held = 8 + 4 * (2 + 4) if piece in ("training", "step") else 0
+        assert more == held * OPEN_1B.parameter_count()
+        assert device_memory.needs(ordered, KEEP_ALL, piece) == device_memory.needs(run, KEEP_ALL, piece)

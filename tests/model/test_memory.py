@@ -18,11 +18,12 @@ from model.spec import NumericsSpec, RunSpec
 from model.state import initial_state
 from model.step import StepRecord, evaluate, step
 from model.transformer import network
-from tests.model import peak, tiny
+from tests.model import peak, rank_peaks, tiny
 from tests.model.recipes import run_spec
 
 BACKENDS = (*kernels.HOSTS, "generic:cpu")
 GB = 10**9
+LEAN = MemoryPlan(1, copy_state=False)
 
 
 def one_step(run: RunSpec, name: str, plan: MemoryPlan) -> tuple[StepRecord, str | None]:
@@ -104,3 +105,28 @@ def test_a_piece_takes_no_more_than_was_said_and_not_much_less(
     )
     took = json.loads(done.stdout)
     assert took <= said <= took / 0.75, f"said {said / 1e6:,.0f} MB, took {took / 1e6:,.0f} MB"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells a process's peak since a time")
+@pytest.mark.parametrize(("processes", "plan"), [(2, KEEP_ALL), (3, LEAN)])
+def test_ranks_take_no_more_than_was_said_and_not_much_less(processes: int, plan: MemoryPlan) -> None:
+    said = memory.total(memory.needs(rank_peaks.spec(processes), plan, "training", processes))
+    asked = [str(processes), str(plan.recompute), "beside" if plan.copy_state else "not"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.rank_peaks", *asked], capture_output=True, text=True, check=True
+    )
+    took = json.loads(done.stdout)
+    assert took <= said <= took / 0.75, f"said {said / 1e6:,.0f} MB, took {took / 1e6:,.0f} MB"
+
+
+def test_ranks_share_the_state_and_hold_the_rest_whole() -> None:
+    run = run_spec("open_1b")
+    one, two, eight = (memory.needs(run, KEEP_ALL, "training", processes) for processes in (1, 2, 8))
+    for purpose, whole in (("weights", 4), ("moments", 8), ("copy", 12)):
+        for found in (one, two, eight):  # of all together; ranks own alike to a few blocks of rows
+            assert 0 <= found[purpose] / (whole * run.model.parameter_count()) - 1 < 0.01
+    assert two["codes"] == 2 * one["codes"] and eight["sums"] == 8 * one["sums"] and "gathered" not in one
+    assert two["gathered"] == eight["gathered"] == 12 * run.model.parameter_count()
+    in_place = memory.needs(run, LEAN, "training", 2)
+    assert "copy" not in in_place and in_place.get("gathered", 0) < two["gathered"]

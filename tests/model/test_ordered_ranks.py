@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -17,6 +18,7 @@ from model.ordered_ranks import Peers, all_reduce_sum, ordered_mean
 from tests.model import wide
 from tests.model.mailboxes import on_all_ranks
 
+LIMIT = timedelta(minutes=1)
 LENGTHS = (67, 3)  # neither divides by 2 to 8; with 3 some shards own nothing
 WORLD_6 = [Order(3, 2, 2, "left_fold"), Order(2, 3, 1, "left_fold"), Order(6, 1, 1, "left_fold")]
 WORLD_7 = [Order(7, 1, 2, residual) for residual in get_args(Residual)]
@@ -116,10 +118,10 @@ def gloo_rank(rank: int, orders: list[Order], folder: Path) -> None:
     world = orders[0].world
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
     for index, order in enumerate(orders):
-        peers = ordered_ranks.mesh_peers(order)
+        peers = ordered_ranks.mesh_peers(order, LIMIT)
         found = [share_of(order, rank, *peers, length).tobytes() for length in LENGTHS]
         (folder / f"{index}.{rank}").write_bytes(b"".join(found))
     with pytest.raises(ValueError, match=f"= {2 * world} ranks, {world} processes run"):
-        ordered_ranks.mesh_peers(Order(2, world, 1, "left_fold"))
+        ordered_ranks.mesh_peers(Order(2, world, 1, "left_fold"), LIMIT)
     dist.barrier()
     dist.destroy_process_group()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from model.ordered import Order
 from model.spec import MAX_CONTRACTION, RunSpec
 from tests.model.recipes import changed, run_section, run_spec
 
@@ -109,6 +110,39 @@ REFUSED = [
     ("seed", -1, "greater than or equal to 0"),
     ("name", "../x", "should match pattern"),
 ]
+
+
+ORDER = {"kind": "ordered", "replicas": 2, "shards": 3, "residual": "left_fold"}
+SIXES = [{"from_tokens": 0, "windows": 6}, {"from_tokens": 98304, "windows": 12}]
+
+
+def test_every_part_of_an_order_reaches_the_digest() -> None:
+    section = changed(run_section("demo"), "schedule.phases", SIXES)
+    others = [{"replicas": 1}, {"shards": 1}, {"residual": "ascending_level"}]
+    orders = [ORDER, *(ORDER | other for other in others), {"kind": "exact"}]
+    specs = [RunSpec.model_validate(changed(section, "numerics", {"reduction": order})) for order in orders]
+    assert len({spec.digest() for spec in specs}) == len(orders)
+    assert specs[0].canonical()["numerics"]["reduction"] == ORDER  # type: ignore[index]
+    assert RunSpec.model_validate(changed(section, "numerics", {})).digest() == specs[-1].digest()
+    assert all(RunSpec.model_validate(spec.canonical()) == spec for spec in specs)
+    assert specs[0].numerics.reduction.order(12) == Order(2, 3, 2, "left_fold")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "message"),
+    [
+        (ORDER | {"shards": 4}, "units of a step is 6; allowed: multiples of 8 .*2 replicas × 4 shards"),
+        (ORDER | {"residual": "right"}, "'ascending_level' or 'left_fold'"),
+        (ORDER | {"replicas": 0}, "greater than or equal to 1"),
+        ({"kind": "ordered", "replicas": 2, "shards": 3}, "residual\n.*Field required"),
+        ({"kind": "float"}, "'exact', 'ordered'"),
+        ({"kind": "exact", "replicas": 2}, "Extra inputs are not permitted"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(reduction: dict[str, object], message: str) -> None:
+    section = changed(run_section("demo"), "schedule.phases", SIXES)
+    with pytest.raises(ValidationError, match=message):
+        RunSpec.model_validate(changed(section, "numerics", {"reduction": reduction}))
 
 
 @pytest.mark.parametrize(("path", "value", "message"), REFUSED)

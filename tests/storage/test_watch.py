@@ -110,6 +110,15 @@ def test_where_all_work_or_all_come_to_the_next_exchange_nobody_is_missing() -> 
         assert world.ticks(LEAST - 1) == {}
 
 
+@pytest.mark.parametrize("moving", [0, 1])
+def test_where_either_side_goes_on_nobody_is_missing(moving: int) -> None:
+    world = World(2)
+    world.wait(0)
+    for _ in range(20):
+        assert world.ticks(LEAST - 1) == {}
+        world.stages[moving].meetings += 1
+
+
 def test_an_exchange_that_does_not_end_is_found_by_rank_zero() -> None:
     world = World(3)
     world.wait(0, 1, 2)

@@ -1,4 +1,4 @@
-"""A run whose reduction is ordered, by torchrun's processes and by one that replays them, to one head; and its audit."""
+"""A run whose reduction is ordered, by torchrun's processes and by one that replays them: one head; and its audit."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from tests.worlds import world
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAJECTORY = "dc78304f217e5207b8308d9e253bcd105cfcdf26a94bd40a406b056acf159815"  # of the twelve steps
+RESUMED = "f61bc7bdaf96fad1e373b694620e8315ba9af2a5144fcd860895137fb3281f00"  # of thirty steps
 WIDE = tiny.spec(vocab=2003, d_model=1000, layers=2).model  # leaves of an odd number of rows
 
 
@@ -51,9 +52,22 @@ def test_idle_turns() -> None:
 
 
 def test_worlds_of_one_two_and_three_give_one_trajectory() -> None:
+    assert f"trajectory root {TRAJECTORY}" in report("tests.worlds.run", "--short")
+
+
+def test_a_run_resumed_at_every_step_on_another_world_size() -> None:
+    assert f"trajectory root {RESUMED}" in report("tests.worlds.resume", "--short")
+
+
+@pytest.mark.slow
+def test_ranks_of_an_order_and_their_replay_give_one_trajectory() -> None:
+    assert report("tests.worlds.ordered").count("equal") == 6
+
+
+def report(*module: str) -> str:
+    """What a module prints, which fails where anything differs; in a process of its own, since it forks."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "NUMBA_THREADING_LAYER": "workqueue"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worlds.run", "--short"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", *module]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"trajectory root {TRAJECTORY}" in done.stdout
+    return done.stdout
