@@ -90,9 +90,7 @@ class Ranks:
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """Own rows of the sums that new_sums() gave last, over all ranks."""
         own: Tensors = {}
-        self.wire.settle()  # what this rank's device still does is work of its own, no waiting for others
-        with _meeting(self.seconds, "waiting"):
-            self.wire.meet()
+        self._meet()
         for line, flat in zip(self.rows.lines, self._lines):
             piece, at = self._reduce_scatter(flat, self.rows.elements(line)), 0
             for name in (name for name in line if name in self.own):
@@ -108,6 +106,12 @@ class Ranks:
             own[name] += earlier
         return own
 
+    def _meet(self) -> None:
+        """Wait for the other ranks; what the own device still does is no wait for them."""
+        self.wire.settle()
+        with _meeting(self.seconds, "waiting"):
+            self.wire.meet()
+
     def _reduce_scatter(self, flat: Any, counts: list[int]) -> Any:
         """This rank's piece of the sum of all ranks' i64 arrays, cut into pieces of these lengths."""
         whole = _tensor(flat).to(self.wire.device)
@@ -122,8 +126,7 @@ class Ranks:
             return ALONE.ordered(order, shapes, gradient)
         STAGE.turns = order.micro_batches
         part = rank_mean(order, self.rank, self.rows, gradient)
-        with _meeting(self.seconds, "waiting"):
-            self.wire.meet()
+        self._meet()
         with _meeting(self.seconds, "gradients"):
             self._mesh = self._mesh or mesh_peers(order, NO_LIMIT)
             before = sum(peers.sent for peers in self._mesh)

@@ -28,7 +28,7 @@ class Wire(Protocol):
     device: torch.device
 
     def meet(self) -> None:
-        """Return when every rank has done what it had to do before it came here, its device included."""
+        """Return when every rank has come here."""
 
     def settle(self) -> None:
         """Return when what was asked of the device is done."""
@@ -46,7 +46,7 @@ class Host:
     device = torch.device("cpu")
 
     def meet(self) -> None:
-        """Nothing runs behind this rank's back, and what it waits for comes with what is exchanged."""
+        """What is exchanged next waits for every rank."""
 
     def settle(self) -> None:
         """Everything is done."""
@@ -78,8 +78,7 @@ class Device:
         self.device, self.group = device, group
 
     def meet(self) -> None:
-        """Wait for the own device, then for the other ranks."""
-        self.settle()
+        """Wait for the other ranks."""
         dist.barrier()
 
     def settle(self) -> None:

@@ -4,10 +4,10 @@
 
     units          turns of the rank with most × the time of a unit (turns that go unused are counted)
     rows           AdamW, digests and codes of the rows that a rank owns: of one GPU's time, its share
-    whole          what every rank does with all weights: layouts and the embedding's table
+    whole          what every rank does for all tensors: layouts, the embedding's table, digests put together of leaves
     reduce         8 bytes a parameter through each node, or each GPU within one: NCCL's ring
     gather         a byte a code, two an element of the embedding
-    host           rank 0 deals the windows, and rings and trees of small messages, over gloo
+    host           over gloo: rank 0 deals the windows, leaf digests are gathered, rings and trees of small messages
 
 Nothing overlaps here, though much could. Efficiency is one GPU's time ÷ (n × n GPUs' time), of the same batch.
 """
@@ -19,11 +19,14 @@ from dataclasses import dataclass
 
 from tests.bench.shapes import OPEN_1B
 
-UNIT_SECONDS = 0.3068  # of 4 windows on an H200: (2.561 s − ROWS_SECONDS) ÷ 8, 2026-11-29-gpu-step.md
-ROWS_SECONDS = 0.107  # weights' codes, optimizer and digests of one GPU, the same report
-WHOLE_SECONDS = 0.015  # about 150 launches on that machine's host, and 5 GB written
-NVLINK = 350e9  # bytes a second through a GPU, NCCL's bus bandwidth within a node of 8; assumed
+# Measured on one and two H200s, 2026-11-30-scaling.md: a line through steps of 64 and 256 windows; what two GPUs took
+# for their weights and digests beyond half of one's; 6.43 GB each way in 27.6 ms, copies included.
+UNIT_SECONDS = 0.3068  # of 4 windows
+ROWS_SECONDS = 0.0925  # weights' codes, optimizer and digests of one GPU
+WHOLE_SECONDS = 0.018 + 0.054
+NVLINK = 233e9  # bytes a second through a GPU
 HOP = 10e-6  # seconds of a step of a ring between GPUs; assumed
+LEAF_BYTES = 16e6  # 32 for each 64 KiB of gradient and state
 HOST_BYTES, HOST_HOP = 1e9, 100e-6  # gloo: bytes a second of one connection, seconds of a message; assumed
 NODE = 8
 
@@ -51,12 +54,12 @@ def step_seconds(gpus: int, units: int, network: Network = FABRIC, unit_windows:
     if gpus == 1:
         return found
     rounds, windows = math.ceil(math.log2(gpus)), units * unit_windows
-    dealt = 4 * windows * (OPEN_1B.seq_len + 1) * others / HOST_BYTES
+    spoken = (4 * windows * (OPEN_1B.seq_len + 1) + LEAF_BYTES) * others / HOST_BYTES
     return found | {
         "whole": WHOLE_SECONDS,
         "reduce": 8 * parameters * others / rate + gpus * HOP,
         "gather": (parameters + embedding) * others / rate + gpus * HOP,
-        "host": dealt + 4 * rounds * HOST_HOP + 2 * gpus * HOST_HOP,
+        "host": spoken + 4 * rounds * HOST_HOP + 2 * gpus * HOST_HOP,
     }
 
 

@@ -109,6 +109,9 @@ INTEGER_SITES = {
     ("model/ranks.py", "<module>", "torch.distributed"): "its collectives stand here one by one",
     ("model/ranks.py", "__init__", "nccl"): "a name",
     ("model/ranks.py", "launched", "gloo"): "a name",
+    ("model/ranks.py", "scattered", "gloo"): "a name",
+    ("storage/watch.py", "<module>", "torch.distributed.TCPStore"): "what ranks tell each other of themselves",
+    ("tasks/process.py", "_start", "torch.distributed.run.get_args_parser"): "which options torchrun has",
     ("model/ranks.py", "_reduce_scatter", "self.wire.reduce_scatter"): "of the module below: int64",
     ("model/wire.py", "<module>", "torch.distributed"): "its collectives stand here one by one",
     ("model/wire.py", "<module>", "REDUCE_SCATTER"): "a name",
@@ -121,8 +124,8 @@ INTEGER_SITES = {
 # Those that no library adds in: the ordered reduction moves bytes, and adds in an order of its own (model/ordered.py).
 MOVING_SITES = {
     ("model/ordered_ranks.py", "<module>", "torch.distributed"): "all-to-all, send, receive and broadcast",
-    ("model/ordered_ranks.py", "ordered_mean", "reduce_scatter_mean"): "the module's own function",
     ("model/ordered_ranks.py", "ordered_mean", "all_reduce_sum"): "the module's own function",
+    ("model/ordered_ranks.py", "_group", "gloo"): "a name",
 }
 REDUCING = re.compile(r"all_?reduce|reduce_?scatter|nccl|gloo|atomic|mpi4py|torch\.distributed|horovod|deepspeed", re.I)
 
