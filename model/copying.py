@@ -5,6 +5,7 @@ page-locked, where the system allows that: the device writes to it several times
 """
 
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,9 @@ class Copier:
             runtime, place = torch.cuda.cudart(), room.data_ptr()
             if int(runtime.cudaHostRegister(place, room.nbytes, 0)) == 0:
                 weakref.finalize(self, runtime.cudaHostUnregister, place).atexit = False
+            else:
+                with suppress(RuntimeError):  # CUDA tells it again at the next launch, which must not be the step's
+                    torch.ones(1, device=source.device)
         return room
 
 

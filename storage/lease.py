@@ -30,7 +30,8 @@ from storage.store import Store
 TERM = 120.0  # seconds from one renewal to the expiry
 EVERY = 30.0  # seconds between renewals
 MAX_LEASE = 1 << 16
-_NUMBERED = re.compile(r"lease/(\d{8,15})\.json")
+LAST = 10**8 - 1  # number: a century of renewals
+_NUMBERED = re.compile(r"lease/([0-9]{8})\.json")
 
 
 class Holder(Record):
@@ -65,9 +66,15 @@ class Lease:
         self.lost: Holder | None = None
 
     def take(self) -> None:
-        """Refused while another holds it."""
+        """Refused while another holds it; InputFault where there is no number left."""
         while True:
             newest = _newest(self._store)
+            if newest == LAST:
+                raise InputFault(
+                    f"{self._store.uri}: {_key(newest)} has the last number that a lease can have",
+                    cause="it was put there by something else than training",
+                    next_step="make sure that nobody trains this run, delete its folder lease/, and train again",
+                )
             holder = _read(self._store, newest)
             if holder and not holder.over(time.time()):
                 raise refused(self._store, holder)
@@ -138,7 +145,8 @@ def refused(store: Store, holder: Holder) -> Refused:
     return Refused(
         f"{store.uri}: this run is being trained by {holder}; it renews this as long as it lives",
         cause="the same training was started twice, or its machine died or lost the store a moment ago",
-        next_step="wait for its end, or until then if it is gone; train again: it goes on from the newest checkpoint",
+        next_step="wait for its end, or until then if it is gone (or delete the run's folder lease/, if you know that "
+        "it is), and train again: it goes on from the newest checkpoint",
     )
 
 

@@ -1,8 +1,8 @@
 """A recipe: one YAML file that says everything a run needs, checked before anything starts.
 
-mix:   which text, how it is cut into windows          -> MixSpec, digested into the mix root
-run:   the model, its arithmetic, optimizer, schedule  -> RunSpec, digested into the ledger's header
-plan:  when to checkpoint, where segments end          -> Plan, in no digest: it changes no bit of any state
+    mix:   which text, how it is cut into windows          -> MixSpec, digested into the mix root
+    run:   the model, its arithmetic, optimizer, schedule  -> RunSpec, digested into the ledger's header
+    plan:  when to checkpoint, where segments end          -> Plan, in no digest: it changes no bit of any state
 """
 
 from __future__ import annotations

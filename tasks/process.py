@@ -25,7 +25,8 @@ LINGER = 60.0  # seconds that a child which has told of its error may take to en
 
 
 class ChildKilled(VerbatimError):
-    """The child ended by a signal that nobody here sent: a kill, or the system out of memory."""
+    """The child was ended by a signal that nobody here sent, a kill or the system out of memory; or one of its
+    processes was, or hung."""
 
 
 class ChildFailed(VerbatimError):
@@ -56,15 +57,21 @@ def run(
     kind = result.get("kind")
     if kind == "result" and (not status or (processes > 1 and status > 0)):  # torchrun calls being asked a failure
         return result
-    if result.get("killed") or (kind != "error" and (status < 0 or processes > 1)):
-        name = signal.Signals(-status).name if status < 0 else "a signal"
+    if result.get("killed"):
+        raise ChildKilled(str(result["message"]))  # which says why
+    if kind != "error" and (status < 0 or processes > 1):
+        ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else _without_result(status)
         raise ChildKilled(
-            str(result.get("message", f"{module} (process {child.pid}) was ended by {name}")),
-            cause="someone killed it, or the system ran out of memory",
+            f"{module} (process {child.pid}) {ended}",
+            cause="someone killed it or one of its processes, or the system ran out of memory",
             next_step="start it again: it goes on from its newest whole checkpoint",
         )
-    message = str(result.get("message", f"{module} ended with exit code {status} and gave no result"))
+    message = str(result.get("message", f"{module} {_without_result(status)}"))
     raise ChildFailed(message, int(result.get("exit_code", status or 1)))
+
+
+def _without_result(status: int) -> str:
+    return f"ended with exit code {status} and gave no result"
 
 
 def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]:

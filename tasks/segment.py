@@ -58,7 +58,8 @@ def _among(ranks: bool, backend: str) -> Iterator[int]:
 
 def _give_up(reason: str) -> None:
     """Nothing else ends a wait for a process that cannot be ended from here."""
-    emit("error", message=f"this segment's processes do not go on: {reason}", exit_code=1, killed=True)
+    error = lost(int(os.environ["WORLD_SIZE"]), Parted(reason))
+    emit("error", message=str(error), exit_code=error.exit_code, killed=True)
     os._exit(1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storage import lease, processes
-from storage.errors import Refused, StorageError
+from storage.errors import InputFault, Refused, StorageError
 from storage.lease import TERM, Holder, Lease, held
 from storage.store import LocalStore, MemoryStore, Store
 
@@ -234,3 +234,14 @@ def test_nobody_waits_for_what_cannot_be_read(store: Store) -> None:
     store.create("lease/00000007.json", b'{"kind":"lease","until":"tomorrow"}')
     taken(store)
     assert store.list("lease/") == ["lease/00000008.json"]
+
+
+def test_a_number_beyond_all_others_is_told_or_no_lease(store: Store) -> None:
+    """Its successor would be none that is found again: whoever wanted the run would look for it forever."""
+    for odd in ("lease/100000000.json", "lease/999999999999999.json"):
+        store.create(odd, b"{}")
+    taken(store).release()
+    store.create("lease/99999999.json", b"{}")
+    with pytest.raises(InputFault, match="lease/99999999.json has the last number") as caught:
+        taken(store)
+    assert "delete its folder lease/" in caught.value.next_step

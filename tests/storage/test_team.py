@@ -1,16 +1,28 @@
-"""What a team says of itself before it begins, and what a recipe may ask for."""
+"""What a team says of itself, before it begins and while it works, and what a recipe may ask for."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
-from storage import recipe
+from model.stage import STAGE
+from storage import recipe, team
 from storage.errors import UsageError
-from storage.team import idle_turns
+from storage.team import Led, Work, idle_turns
 from tests.storage import small
+
+
+@pytest.mark.parametrize(("work", "missed"), [("step", "step"), ("save", "")])
+def test_rank_zero_that_writes_a_checkpoint_in_place_is_not_missed(work: Work, missed: str) -> None:
+    """Those that wait for a rank which is at a work of all end it after a while; a disk may take longer than that."""
+    group: Any = object()
+    with mock.patch.object(team, "told") as told, Led(group).doing(work):
+        assert STAGE.work == missed
+    told.assert_called_once_with({"work": work, "diagnose": False})
 
 
 def test_batch_plans_that_idle_ranks_are_reported() -> None:

@@ -76,6 +76,22 @@ def test_a_killed_child_is_told_apart_from_a_failed_one(child: Path) -> None:
         process.run("victim", {})
 
 
+def test_a_child_that_lost_a_process_says_itself_why(child: Path) -> None:
+    (child / "bereft.py").write_text(
+        "from storage.errors import RankLost\nfrom tasks.process import reporting\n"
+        "with reporting():\n    raise RankLost('rank 1 is silent', cause='it was stopped', next_step='train again')\n"
+    )
+    with pytest.raises(ChildKilled, match="rank 1 is silent") as caught:
+        process.run("bereft", {})
+    assert str(caught.value).splitlines()[1:] == ["  likely cause: it was stopped", "  next: train again"]
+
+
+def test_processes_that_end_before_a_result_are_not_said_to_have_got_a_signal(child: Path) -> None:
+    (child / "quitter.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(ChildKilled, match=r"quitter \(process \d+\) ended with exit code 1 and gave no result"):
+        process.run("quitter", {}, processes=2)
+
+
 def test_a_child_killed_in_the_middle_of_a_report_is_a_killed_one(child: Path) -> None:
     (child / "cut.py").write_text(
         "import os, signal\nfrom tasks import process\n"
