@@ -242,6 +242,6 @@ def test_a_number_beyond_all_others_is_told_or_no_lease(store: Store) -> None:
         store.create(odd, b"{}")
     taken(store).release()
     store.create("lease/99999999.json", b"{}")
-    with pytest.raises(InputFault, match="lease/99999999.json has the last number") as caught:
+    with pytest.raises(InputFault, match=r"lease/99999999\.json has the last number") as caught:
         taken(store)
     assert "delete its folder lease/" in caught.value.next_step
