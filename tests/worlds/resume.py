@@ -32,6 +32,7 @@ from storage.store import LocalStore
 from storage.stream import Stream
 from storage.team import SOLO, Led, follow
 from storage.training import train_segment
+from tests.model import tiny
 from tests.storage import small
 
 STEPS, SIZES, CHECKPOINTS = 30, (2, 3, 1), 7  # a checkpoint every 7 steps: most steps have none
@@ -48,7 +49,8 @@ def begin(folder: Path) -> None:
         total_tokens=small.SEQ_LEN * WINDOWS * STEPS,
         phases=(Phase(from_tokens=0, windows=WINDOWS),),
     )
-    small.begin(folder, LocalStore(folder / "run"), LocalStore(folder / "mix"), schedule=schedule)
+    stores = LocalStore(folder / "run"), LocalStore(folder / "mix")
+    small.begin(folder, *stores, schedule=schedule, numerics=tiny.LEAST)
 
 
 def opened(folder: Path) -> Run:
