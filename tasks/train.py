@@ -115,7 +115,7 @@ def _finished(store: Store) -> list[int]:
 
 def _show(progress: Progress, event: Event) -> None:
     if event["kind"] == "check":
-        progress.before(event["done"], "; ".join(filter(None, ("self-test, at first a minute", event["note"]))))
+        progress.before(event["done"], "; ".join(filter(None, ("self-test, at first minutes", event["note"]))))
     if event["kind"] == "result" and event["slow"]:
         progress(event["last_step"], event["slow"])
     if event["kind"] != "step":
