@@ -37,13 +37,13 @@ UNASKED = 12  # times that a command may fail without a kill: those of a flow th
 
 
 def orders(asked: dict[str, int], draw: random.Random) -> list[Order]:
-    """The kills, in random order; each phase meets every victim in turn. Few come early: one run has room for them."""
+    """The kills, in random order; victims take turns. Few come early: one run has room for them."""
     found, latest = [], 3 if sum(asked.values()) > A_RUN else 1
     for phase, count in asked.items():
-        for number in range(count):
+        for _ in range(count):
             visit = draw.randint(1, latest) if phase in ("step", "digest", "record") else 1
             how = draw.choice(("call", "time")) if phase in ("step", "publish", "resume") else "call"
-            found.append(Order(phase, VICTIMS[number % len(VICTIMS)], how, visit, draw.random()))
+            found.append(Order(phase, VICTIMS[len(found) % len(VICTIMS)], how, visit, draw.random()))
     draw.shuffle(found)
     return found
 
