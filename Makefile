@@ -30,7 +30,7 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 test: lint ## style, types and all tests but the slow ones (under 15 minutes)
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit (about 4 minutes)
+test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 6 minutes)
 	$(BIN)/python -m pytest -m slow
 
 ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (under 4 minutes; Linux on x86-64)

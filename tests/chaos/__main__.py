@@ -32,18 +32,18 @@ FULL = {"resume": 6, "step": 9, "digest": 6, "record": 6, "checkpoint": 8, "prob
 SHORT = {"step": 2, "digest": 1, "record": 1, "checkpoint": 2, "publish": 2}
 VICTIMS: tuple[Victim, ...] = ("rank 0", "another rank", "launcher", "flow")
 A_RUN = 20  # kills of one run's training at most, so that there are several runs
-DRAWN = (1, 2, 2, 2, 3)  # processes of a segment
+DRAWN = (1, 2, 2, 2, 3)  # processes of a segment; the short form has 2
 UNASKED = 12  # times that a command may fail without a kill: those of a flow that was killed may hold the lease yet
 
 
 def orders(asked: dict[str, int], draw: random.Random) -> list[Order]:
-    """The kills, in random order; each phase meets every victim in turn. Few come early: one run has room for them."""
+    """The kills, in random order; victims take turns. Few come early: one run has room for them."""
     found, latest = [], 3 if sum(asked.values()) > A_RUN else 1
     for phase, count in asked.items():
-        for number in range(count):
+        for _ in range(count):
             visit = draw.randint(1, latest) if phase in ("step", "digest", "record") else 1
             how = draw.choice(("call", "time")) if phase in ("step", "publish", "resume") else "call"
-            found.append(Order(phase, VICTIMS[number % len(VICTIMS)], how, visit, draw.random()))
+            found.append(Order(phase, VICTIMS[len(found) % len(VICTIMS)], how, visit, draw.random()))
     draw.shuffle(found)
     return found
 
@@ -57,6 +57,7 @@ class Chaos:
         drawn = orders(asked, self.draw)
         self.train = deque(order for order in drawn if order.phase != "publish")
         self.publish = deque(order for order in drawn if order.phase == "publish")
+        self.sizes = DRAWN if asked is FULL else (2,)
         self.starts = self.runs = 0
         self.plain = Scene(folder / "plain", self.watch.address)
 
@@ -88,7 +89,7 @@ class Chaos:
         unasked, finished = 0, False
         while not finished:
             killed = len(watch.kills)
-            size = self.draw.choice(DRAWN)
+            size = self.draw.choice(self.sizes)
             what = (self.recipes[size], "--folder", scene.folder) if verb == "train" else (scene.folder,)
             command = scene.start(verb, *what)
             self.watch.flow, self.starts = command.pid, self.starts + 1
