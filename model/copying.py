@@ -6,7 +6,6 @@ page-locked, where the system allows that: the device writes to it several times
 
 import weakref
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ class Copier:
         for device in devices:
             torch.cuda.synchronize(device)
         tensors = {name: room.numpy() for name, room in self._room.items()}
-        return replace(State.of(tensors, state.scalars()), spike=state.spike)
+        return State.of(tensors, state.scalars())
 
     def _new_room(self, source: torch.Tensor) -> torch.Tensor:
         """PyTorch's own page-locked memory comes in powers of two, so plain memory is locked: as long as this lives."""

@@ -18,7 +18,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -268,7 +267,7 @@ class Ranks:
                 _send(np.ascontiguousarray(own[name]), 0, self._aside)
         if self.rank:
             return None
-        return replace(State.of(whole, state.scalars()), spike=state.spike)
+        return State.of(whole, state.scalars())
 
     def _pieces(self) -> Iterator[tuple[str, int, slice, tuple[int, ...]]]:
         """(tensor, owner, rows, their shape) of every piece of a state, in one order on all ranks."""

@@ -18,12 +18,14 @@ from contextlib import contextmanager
 class Stage:
     """meetings: to how many this rank has come; waiting: whether it is in one. work: "" between works. Seconds of
     steps but the first, which compiles: `waited` in meetings, `worked` outside, on `units`. turns: units of this work
-    that are this rank's. missing: who was found to hang; ended: says, at an error, who has ended."""
+    that are this rank's. torn: whether an error ended a work. missing: who was found to hang; ended: says, at an error,
+    who has ended."""
 
     def __init__(self) -> None:
         self.meetings, self.waiting, self.work, self.windows = 0, False, "", 0
         self.waited = self.worked = 0.0
         self.units = self.turns = 0
+        self.torn = False
         self.paces: dict[str, float] = {}  # the most seconds a window of what was done to its end, by work
         self.missing = ""
         self.ended: Callable[[], str] = str
@@ -31,11 +33,16 @@ class Stage:
 
     @contextmanager
     def working(self, work: str, windows: int = 1) -> Iterator[None]:
-        """Around a work that all ranks do together; after an error in it we are in it still."""
+        """Around a work that all ranks do together. After an error this rank is out of it; others may not be."""
         began, before = time.perf_counter(), self._in_meetings
         self.work, self.windows = work, windows
-        yield
-        self.work = ""
+        try:
+            yield
+        except BaseException:
+            self.torn = True
+            raise
+        finally:
+            self.work = ""
         taken, waited = time.perf_counter() - began, self._in_meetings - before
         if work == "step" and work in self.paces:
             self.waited, self.worked = self.waited + waited, self.worked + taken - waited

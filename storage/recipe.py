@@ -3,6 +3,8 @@
     mix:   which text, how it is cut into windows          -> MixSpec, digested into the mix root
     run:   the model, its arithmetic, optimizer, schedule  -> RunSpec, digested into the ledger's header
     plan:  when to checkpoint, where segments end          -> Plan, in no digest: it changes no bit of any state
+
+A field that is unknown is an error.
 """
 
 from __future__ import annotations

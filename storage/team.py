@@ -111,7 +111,7 @@ class Led(Team):
         except BaseException:
             # Within a work the others wait for something else; they see that this rank ends.
             with suppress(Parted):
-                if not STAGE.work:
+                if not STAGE.torn:
                     told({"work": "end"})
             raise
 

@@ -7,7 +7,7 @@ told to take rings; and one trajectory that changes from 1 to 2 to … to 1 GPU,
 take trees. full, 3 steps of the 1.608 B shape: from each number of GPUs. Every loss, norm, gradient root and state root
 must be the committed one's. Without a GPU: --backend cpu --gpus 2 does the same by processes over gloo.
 
-Prints a line for each part, then one JSON line; exits 1 where a record differs.
+Prints a line for each part, then one JSON line; exits 1 where a record differs or a process failed.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Check:
         }
         self.report.append(result | {"nccl_chose": dict(chosen)})
         said = f"differs: {wrong[:5]}" if wrong else "every record equal"
+        said += f", exit code {status}" if status else ""
         seconds = time.monotonic() - self.began
         print(
             f"{seconds:6.1f} s  {self.size}, steps {first} to {last - 1}, {gpus} GPUs, {algorithm}: {said}", flush=True
@@ -170,7 +171,7 @@ def main() -> int:
     asked = parser.parse_args()
     check = Check(asked.size, asked.backend, asked.steps or steps.STEPS[asked.size])
     getattr(check, asked.size)(asked.gpus)
-    good = not any(part["differing"] for part in check.report)
+    good = not any(part["differing"] or part["exit_code"] for part in check.report)
     machine = torch.cuda.get_device_name() if launch.gpus() else asked.backend
     print(json.dumps({"machine": machine, "size": asked.size, "equal": good, "parts": check.report}))
     return 0 if good else 1

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model.state import State
 from storage import checkpoint, local
 from storage.errors import InputFault, MissingObject
 from storage.objects import Data, pieces
 from storage.publish import RELEASE_KEY, publish
+from storage.saving import Saver
 from storage.store import LocalStore, MemoryStore
 from tests.storage import small
 from tests.storage.conftest import Small
@@ -168,10 +171,18 @@ def test_a_state_that_goes_on_changes_no_saved_checkpoint(made: Small) -> None:
     ledger = made.run().ledger
     state = checkpoint.load(made.store, ledger, 12)
     without(made, 12)
-    checkpoint.save(made.store, ledger, state)
-    for tensor in state.tensors().values():
-        tensor += np.float32(1)
-    state.step, state.tokens = state.step + 1, state.tokens + 1
+    going = threading.Event()
+
+    def write(copy: State) -> None:
+        assert going.wait(20)
+        checkpoint.save(made.store, ledger, copy)
+
+    with Saver(write, beside=True) as saver:
+        saver.save(state)
+        for tensor in state.tensors().values():
+            tensor += np.float32(1)
+        state.step, state.tokens = state.step + 1, state.tokens + 1
+        going.set()
     checkpoint.check(made.store, ledger, 12)
 
 

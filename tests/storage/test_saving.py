@@ -124,7 +124,7 @@ def state_of(place: Callable[[np.ndarray], Any]) -> State:
 def test_a_copy_is_of_all_that_a_state_has() -> None:
     state, copier = state_of(np.array), Copier()
     copy = copier.copy(state)
-    assert root(copy) == root(state) and copy.spike is state.spike
+    assert root(copy) == root(state) and copy.spike == state.spike
     assert not any(np.shares_memory(a, b) for a, b in zip(copy.tensors().values(), state.tensors().values()))
     before = [tensor.ctypes.data for tensor in copy.tensors().values()]
     assert [tensor.ctypes.data for tensor in copier.copy(state).tensors().values()] == before

@@ -102,6 +102,15 @@ def test_rank_zero_late_in_a_step_is_found_but_may_save_for_as_long_as_it_likes(
     assert world.ticks(LEAST + 3) == {1: [0], 2: [0]}
 
 
+def test_rank_zero_that_failed_in_a_step_may_end_a_save_though_others_wait_in_the_step() -> None:
+    """Else they would end it within a minute, and the checkpoint in flight would be lost with it."""
+    world = World(3)
+    world.wait(1, 2)
+    with pytest.raises(ValueError), world.stages[0].working("step", 2):
+        raise ValueError
+    assert world.stages[0].torn and world.ticks(20 * LEAST) == {}
+
+
 def test_where_all_work_or_all_come_to_the_next_exchange_nobody_is_missing() -> None:
     world = World(3)
     assert world.ticks(20 * LEAST) == {}  # a long step of everybody

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,18 @@ PATIENCE = 120  # seconds until a test that waits has failed
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_is_gathered_while_steps_go_on_is_the_state_that_was_saved(size: int, tmp_path: Path) -> None:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_rank, args=(size, rank, tmp_path)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(PATIENCE)
-    ended = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()  # one that waits for another would outlive the test
+    spawn = multiprocessing.get_context("spawn")  # a fork has the locks of thread pools that tests before have used
+    ranks = [spawn.Process(target=_rank, args=(size, rank, tmp_path)) for rank in range(size)]
+    limit = time.monotonic() + PATIENCE
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(max(0.0, limit - time.monotonic()))
+        ended = [process.exitcode for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()  # one that waits for another would outlive the test
     assert ended == [0] * size
     roots, gathered = ((tmp_path / name).read_text().split() for name in ("roots", "gathered"))
     assert roots == gathered and len(set(roots)) == 3
