@@ -22,15 +22,11 @@ class Copier:
 
     def copy(self, state: State) -> State:
         """The same state, every tensor an array f32 of its own on the host; whole when this returns."""
-        devices = set()
         for name, tensor in state.tensors().items():
             source = _tensor(tensor)
             if name not in self._room:
                 self._room[name] = self._new_room(source)
-            self._room[name].copy_(source, non_blocking=source.is_cuda)
-            devices |= {source.device} if source.is_cuda else set()
-        for device in devices:
-            torch.cuda.synchronize(device)
+            self._room[name].copy_(source)
         tensors = {name: room.numpy() for name, room in self._room.items()}
         return State.of(tensors, state.scalars())
 

@@ -13,7 +13,6 @@ on one (wire.py); all else, and everything of other devices, through the host.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -290,7 +289,7 @@ def launched(backend: str) -> Iterator[int]:
         yield 0
         return
     if backend.rpartition("checked:")[2] in ("nvidia", "generic:cuda"):
-        take_gpu(int(os.environ["LOCAL_RANK"]))
+        take_gpu(dist.get_node_local_rank())
     dist.init_process_group("gloo", timeout=NO_LIMIT)
     yield dist.get_rank()
     dist.destroy_process_group()

@@ -14,7 +14,6 @@ found is ended, where that is on this machine, and so all others get an error at
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,9 +48,8 @@ class Board(Protocol):
 class LauncherBoard:
     """The store of the launcher, which lives as long as the ranks do, by a connection of its own."""
 
-    def __init__(self) -> None:
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=60))
+    def __init__(self, host: str, port: int) -> None:
+        self._store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
 
     def tell(self, rank: int, pulse: Pulse) -> None:
         """Leave this rank's newest pulse."""
@@ -187,9 +185,9 @@ def allowed(stage: Stage) -> float:
 
 
 @contextmanager
-def watched(rank: int, size: int, give_up: Callable[[str], None]) -> Iterator[None]:
-    """Around all that a rank does. give_up: see Watch."""
-    watch = Watch(rank, size, LauncherBoard(), give_up)
+def watched(rank: int, size: int, launcher: tuple[str, int], give_up: Callable[[str], None]) -> Iterator[None]:
+    """Around all that a rank does. launcher: its address and port; give_up: see Watch."""
+    watch = Watch(rank, size, LauncherBoard(*launcher), give_up)
     thread = threading.Thread(target=watch.watch, daemon=True)
     thread.start()
     try:

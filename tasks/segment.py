@@ -52,7 +52,8 @@ def _among(ranks: bool, backend: str) -> Iterator[int]:
         yield 0
         return
     end_with_parent()
-    with watched(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), _give_up), launched(backend) as rank:
+    rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    with watched(rank, size, (os.environ["MASTER_ADDR"], port), _give_up), launched(backend):
         yield rank
 
 
