@@ -46,7 +46,10 @@ def release(store: str) -> list[dict[str, str]]:
 
 
 def memory(recipe: str, run: str, backend: str) -> list[dict[str, Any]]:
-    """What each piece of a recipe's work, or of a run's, takes of memory, and by which plan this machine does it."""
+    """What each piece of a recipe's work, or of a run's, takes of memory, and by which plan this machine does it.
+
+    A recipe says how many processes train; of a run alone that is not known, and is taken to be one.
+    """
     if backend not in COUNTED:
         raise UsageError(
             f"memory is counted for the backends {' and '.join(COUNTED)}, not for {backend}",
@@ -54,9 +57,10 @@ def memory(recipe: str, run: str, backend: str) -> list[dict[str, Any]]:
         )
     if (recipe == "") == (run == ""):
         raise UsageError("give either --recipe NAME or --run ADDRESS", next_step="verbatim doctor --help")
-    spec = recipes.load(recipe).run if recipe else Ledger(open_store(run)).header.run_spec()
+    asked = recipes.load(recipe) if recipe else None
+    spec = asked.run if asked else Ledger(open_store(run)).header.run_spec()
     device = None if backend == COUNTED[0] else engine.load_backend(backend).device_memory()
-    return [found.document() for found in forecast(spec, device)]
+    return [found.document() for found in forecast(spec, device, asked.plan.processes if asked else 1)]
 
 
 def machine(backend: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ TERM = 120.0  # seconds from one renewal to the expiry
 EVERY = 30.0  # seconds between renewals
 MAX_LEASE = 1 << 16
 LAST = 10**8 - 1  # number: a century of renewals
+ROUNDS = 1000  # in which others may be faster, who then hold it
 _NUMBERED = re.compile(r"lease/([0-9]{8})\.json")
 
 
@@ -66,23 +67,24 @@ class Lease:
         self.lost: Holder | None = None
 
     def take(self) -> None:
-        """Refused while another holds it; InputFault where there is no number left."""
-        while True:
+        """Refused while another holds it; InputFault where something else lies in its place."""
+        for _ in range(ROUNDS):
             newest = _newest(self._store)
-            if newest == LAST:
-                raise InputFault(
-                    f"{self._store.uri}: {_key(newest)} has the last number that a lease can have",
-                    cause="it was put there by something else than training",
-                    next_step="make sure that nobody trains this run, delete its folder lease/, and train again",
-                )
             holder = _read(self._store, newest)
             if holder and not holder.over(time.time()):
                 raise refused(self._store, holder)
+            if newest == LAST:
+                break
             # Where another was faster the next round meets him. An owner who slept may have gone on meanwhile.
             if self._create(newest + 1) and _newest(self._store) == newest + 1:
                 self._number = newest + 1
                 self._tidy()
                 return
+        raise InputFault(
+            f"{self._store.uri}: lease number {newest + 1} can be neither taken nor read",
+            cause="something else than training wrote into lease/",
+            next_step="make sure that nobody trains this run, delete its folder lease/, and train again",
+        )
 
     def renew(self) -> None:
         """Hold it for another term, unless another has taken it over, or it was released."""

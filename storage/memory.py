@@ -128,14 +128,15 @@ class Forecast:
         return named | {"fits": self.fits} | numbers
 
 
-def forecast(spec: RunSpec, device: int | None = None) -> list[Forecast]:
+def forecast(spec: RunSpec, device: int | None = None, processes: int = 1) -> list[Forecast]:
     """What each piece of work on this run takes, and by which plan this machine would do it; allocates nothing.
 
-    device: as for plan_for(). Refused where the device's kernels do not take the model's sizes.
+    device: as for plan_for(). processes: that train together; all else is done by one. Refused where the device's
+    kernels do not take the model's sizes.
     """
     if device is not None:
         _check_widths(spec)
-    return [_forecast(spec, piece, device) for piece in memory.PIECES]
+    return [_forecast(spec, piece, device, processes if piece == "training" else 1) for piece in memory.PIECES]
 
 
 def _forecast(spec: RunSpec, piece: Piece, device: int | None, processes: int = 1) -> Forecast:

@@ -30,6 +30,11 @@ def machine() -> str:
         return ""
 
 
+def cores() -> int:
+    """How many of the machine's this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def process(pid: int) -> Process | None:
     """The process with this number; None where there is none that lives (a zombie does not), or no /proc."""
     fields = _stat(pid)

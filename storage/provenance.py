@@ -5,7 +5,6 @@ a state: an auditor's code need not be equal, only its conformance digests must.
 """
 
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import kernels
 from kernels import canonical
 from kernels.digest import digest
 from storage.errors import VerbatimError
+from storage.processes import cores
 from storage.records import Digest, Record, Text
 from storage.store import object_digest
 
@@ -44,7 +44,7 @@ def provenance(backend: str) -> Provenance:
         backend=backend,
         details=kernels.backend(backend).describe(),
         device=_processor(),
-        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=cores(),
         system=platform.platform(),
         versions={"python": platform.python_version()} | {name: _version(name) for name in DISTRIBUTIONS},
         code=code_digest(),

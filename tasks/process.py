@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from storage.errors import RankLost, VerbatimError
+from storage.processes import cores
 from tasks import leash
 
 Event = dict[str, Any]
@@ -79,7 +80,7 @@ def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]
         return leash.start(module, [request], subprocess.PIPE, None)
     from torch.distributed.run import get_args_parser  # late, since torch takes seconds to import
 
-    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    threads = str(max(1, cores() // processes))
     arguments = ["--standalone", f"--nproc-per-node={processes}"]
     if SHUTDOWN in get_args_parser().format_help():  # PyTorch 2.11 ends ranks half a minute after asking
         arguments.append(f"{SHUTDOWN}=86400")  # a rank that was asked to stop first ends its step, which may take long

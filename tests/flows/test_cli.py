@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 import kernels
-from flows import cli
+from flows import checks, cli
 from flows.cli import app
-from storage import engine
+from storage import engine, recipe
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
@@ -87,6 +88,20 @@ def test_doctor_says_beforehand_what_a_recipe_takes_of_memory() -> None:
         assert piece["by_purpose"]["weights"] == 4 * 1_607_569_408
         assert piece["fits"] == (piece["takes"] <= piece["available"])
     assert "the gradient of one unit: fits: " in verbatim("doctor", "--recipe", "demo").stdout
+
+
+def test_doctor_counts_the_processes_that_a_recipe_s_plan_asks_for(tmp_path: Path) -> None:
+    """Training was told to fit, and then refused when it began."""
+    plain, found = yaml.safe_load(recipe.find("demo").read_text(encoding="utf-8")), []
+    for processes in (1, 3):
+        plain["plan"]["processes"] = processes
+        (tmp_path / "asked.yaml").write_text(yaml.safe_dump(plain), encoding="utf-8")
+        pieces = checks.memory(str(tmp_path / "asked.yaml"), "", "cpu")
+        found.append({piece["piece"]: piece["by_purpose"] for piece in pieces})
+    one, three = found
+    assert three["training"]["program"] == 3 * one["training"]["program"] and "gathered" not in one["training"]
+    assert three["training"]["gathered"] == one["training"]["copy"]
+    assert all(one[piece] == three[piece] for piece in ("unit", "step", "initial"))
 
 
 def test_a_name_that_is_not_utf_8_is_refused_and_escaped(tmp_path: Path) -> None:

@@ -236,12 +236,19 @@ def test_nobody_waits_for_what_cannot_be_read(store: Store) -> None:
     assert store.list("lease/") == ["lease/00000008.json"]
 
 
-def test_a_number_beyond_all_others_is_told_or_no_lease(store: Store) -> None:
-    """Its successor would be none that is found again: whoever wanted the run would look for it forever."""
-    for odd in ("lease/100000000.json", "lease/999999999999999.json"):
-        store.create(odd, b"{}")
+@pytest.mark.parametrize("odd", ["last number", "folder", "link"])
+def test_what_is_in_the_way_of_a_lease_is_told(store: LocalStore, odd: str) -> None:
+    """Its successor, or what is not listed, is never found: whoever wanted the run would look for it forever."""
+    for number in ("100000000", "999999999999999"):
+        store.create(f"lease/{number}.json", b"{}")
     taken(store).release()
-    store.create("lease/99999999.json", b"{}")
-    with pytest.raises(InputFault, match=r"lease/99999999\.json has the last number") as caught:
+    if odd == "last number":
+        store.create("lease/99999999.json", b"{}")
+    elif odd == "folder":
+        store.path("lease/00000001.json").mkdir()
+    else:
+        store.path("lease/00000001.json").symlink_to("00000002.json")
+    number = 100_000_000 if odd == "last number" else 1
+    with pytest.raises(InputFault, match=f"lease number {number} can be neither taken nor read") as caught:
         taken(store)
     assert "delete its folder lease/" in caught.value.next_step

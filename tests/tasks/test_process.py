@@ -92,6 +92,17 @@ def test_processes_that_end_before_a_result_are_not_said_to_have_got_a_signal(ch
         process.run("quitter", {}, processes=2)
 
 
+def test_processes_share_the_cores_that_are_ours(child: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the machine's: in a container with a few of many, each process had a thread for all."""
+    (child / "sharer.py").write_text(
+        "import os\nfrom tasks.process import emit, reporting\n"
+        "with reporting():\n    os.environ['RANK'] == '0' and emit('result', threads=os.environ['OMP_NUM_THREADS'])\n"
+    )
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert process.run("sharer", {}, processes=2)["threads"] == "3"
+
+
 def test_a_child_killed_in_the_middle_of_a_report_is_a_killed_one(child: Path) -> None:
     (child / "cut.py").write_text(
         "import os, signal\nfrom tasks import process\n"
