@@ -46,6 +46,24 @@ def wait_for(path: Path) -> int:
     return int(path.read_text())
 
 
+def test_a_job_that_torchrun_started_around_this_is_not_taken_for_the_childs(
+    child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
+    around |= {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:1"}
+    for name, value in around.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    (child / "looker.py").write_text(
+        "import os\nfrom tasks.process import emit, reporting\n"
+        "with reporting() as request:\n"
+        "    found = [name for name in request['names'] if name in os.environ]\n"
+        "    emit('result', found=found)\n"
+    )
+    names = [*around, "SOMETHING_ELSE"]
+    assert process.run("looker", {"names": names})["found"] == ["SOMETHING_ELSE"]
+
+
 def test_events_arrive_in_order_and_stray_prints_do_not(child: Path) -> None:
     (child / "talker.py").write_text(
         "from tasks.process import emit, reporting\n"
