@@ -64,6 +64,24 @@ def test_a_job_that_torchrun_started_around_this_is_not_taken_for_the_childs(
     assert process.run("looker", {"names": names})["found"] == ["SOMETHING_ELSE"]
 
 
+def test_processes_of_one_machine_need_neither_its_name_nor_its_networks(
+    child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (child / "sitecustomize.py").write_text("import socket\nsocket.gethostname = lambda: 'nowhere.invalid'\n")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    (child / "summer.py").write_text(
+        "import torch\nimport torch.distributed as dist\nfrom tasks.process import emit, reporting\n"
+        "with reporting() as request:\n"
+        "    dist.init_process_group('gloo')\n"
+        "    total = torch.tensor([1])\n"
+        "    dist.all_reduce(total)\n"
+        "    if dist.get_rank() == 0:\n"
+        "        emit('result', total=int(total))\n"
+        "    dist.destroy_process_group()\n"
+    )
+    assert process.run("summer", {}, processes=2)["total"] == 2
+
+
 def test_events_arrive_in_order_and_stray_prints_do_not(child: Path) -> None:
     (child / "talker.py").write_text(
         "from tasks.process import emit, reporting\n"
