@@ -117,10 +117,11 @@ def _ended(child: subprocess.Popen[bytes], patience: float | None) -> int:
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Report one event to the parent."""
+    """Report one event to the parent. If that is gone nobody listens, and the leash asks for a whole end: no error."""
     line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
-    while line:  # a signal may cut one write short
-        line = line[os.write(_REPORT, line) :]
+    with contextlib.suppress(BrokenPipeError):
+        while line:  # a signal may cut one write short
+            line = line[os.write(_REPORT, line) :]
 
 
 # The descriptor that events go to; what a library prints goes to standard error instead, see `reporting`.

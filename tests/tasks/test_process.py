@@ -82,6 +82,26 @@ def test_processes_of_one_machine_need_neither_its_name_nor_its_networks(
     assert process.run("summer", {}, processes=2)["total"] == 2
 
 
+def test_whose_parent_is_gone_still_ends_its_work_whole(child: Path) -> None:
+    (child / "worker.py").write_text(
+        "import os, pathlib, signal, time\nfrom tasks.process import emit, reporting\n"
+        "asked = []\nsignal.signal(signal.SIGTERM, lambda *_: asked.append(1))\n"
+        "with reporting() as request:\n"
+        "    pathlib.Path(request['pid']).write_text(str(os.getpid()))\n"
+        "    while not asked:\n"
+        "        time.sleep(0.01)\n"
+        "    emit('step')\n"
+        "    pathlib.Path(request['saved']).write_text('whole')\n"
+    )
+    pid, saved = child / "pid", child / "saved"
+    asks = f"from tasks import process; process.run('worker', {{'pid': {str(pid)!r}, 'saved': {str(saved)!r}}})"
+    parent = subprocess.Popen([sys.executable, "-c", asks], cwd=ROOT)
+    worker = wait_for(pid)
+    parent.kill()
+    parent.wait()
+    assert gone(worker) and saved.read_text() == "whole"
+
+
 def test_events_arrive_in_order_and_stray_prints_do_not(child: Path) -> None:
     (child / "talker.py").write_text(
         "from tasks.process import emit, reporting\n"
