@@ -30,6 +30,7 @@ from storage.store import Store
 TERM = 120.0  # seconds from one renewal to the expiry
 EVERY = 30.0  # seconds between renewals
 MAX_LEASE = 1 << 16
+ROUNDS = 100  # of wanting it: each that is lost is won by another, whom the next one meets
 LAST = 10**8 - 1  # number: a century of renewals
 _NUMBERED = re.compile(r"lease/([0-9]{8})\.json")
 
@@ -66,8 +67,8 @@ class Lease:
         self.lost: Holder | None = None
 
     def take(self) -> None:
-        """Refused while another holds it; InputFault where there is no number left."""
-        while True:
+        """Refused while another holds it; InputFault where there is no number left, or none can be had."""
+        for _ in range(ROUNDS):
             newest = _newest(self._store)
             if newest == LAST:
                 raise InputFault(
@@ -83,6 +84,11 @@ class Lease:
                 self._number = newest + 1
                 self._tidy()
                 return
+        raise InputFault(
+            f"{self._store.uri}: {ROUNDS} times no lease could be had: {_key(newest + 1)} is there, but no owner is",
+            cause="a folder or a link has that name, put there by something else than training",
+            next_step="make sure that nobody trains this run, delete its folder lease/, and train again",
+        )
 
     def renew(self) -> None:
         """Hold it for another term, unless another has taken it over, or it was released."""

@@ -236,6 +236,15 @@ def test_nobody_waits_for_what_cannot_be_read(store: Store) -> None:
     assert store.list("lease/") == ["lease/00000008.json"]
 
 
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_has_a_lease_s_name_and_is_none_does_not_hold_training_for_ever(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lease" / "00000001.json"
+    path.parent.mkdir()
+    path.mkdir() if kind == "folder" else path.symlink_to("nowhere")
+    with pytest.raises(InputFault, match="lease/00000001.json is there, but no owner is(.|\n)*delete its folder lease/"):
+        taken(LocalStore(tmp_path))
+
+
 def test_a_number_beyond_all_others_is_told_or_no_lease(store: Store) -> None:
     """Its successor would be none that is found again: whoever wanted the run would look for it forever."""
     for odd in ("lease/100000000.json", "lease/999999999999999.json"):
