@@ -31,7 +31,7 @@ TERM = 120.0  # seconds from one renewal to the expiry
 EVERY = 30.0  # seconds between renewals
 MAX_LEASE = 1 << 16
 ROUNDS = 100  # of wanting it: each that is lost is won by another, whom the next one meets
-LAST = 10**8 - 1  # number: a century of renewals
+LAST = 10**8 // 2  # number that can be taken over: half a century of renewals before it, and after it
 _NUMBERED = re.compile(r"lease/([0-9]{8})\.json")
 
 
@@ -53,7 +53,8 @@ class Holder(Record):
 
     def __str__(self) -> str:
         until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        return f"process {self.processes[0].pid if self.processes else '?'} on {self.host}, until {until} UTC"
+        host = self.host.replace("\n", "\\n")[:64]  # it may be anybody's
+        return f"process {self.processes[0].pid if self.processes else '?'} on {host}, until {until} UTC"
 
 
 class Lease:
@@ -70,7 +71,7 @@ class Lease:
         """Refused while another holds it; InputFault where there is no number left, or none can be had."""
         for _ in range(ROUNDS):
             newest = _newest(self._store)
-            if newest == LAST:
+            if newest >= LAST:
                 raise InputFault(
                     f"{self._store.uri}: {_key(newest)} has the last number that a lease can have",
                     cause="it was put there by something else than training",
