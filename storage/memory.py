@@ -97,7 +97,8 @@ def _refused(spec: RunSpec, found: "Forecast", on_device: bool, processes: int) 
     backend = "--backend nvidia " if on_device else ""
     fewer = ""
     if processes > 1:
-        what, cause = f"{what} with {processes} processes", f"they or the model are too much for {where}, or {cause}"
+        what = f"{what} with {processes} processes"
+        cause = f"they or the model are too much for {where}, or {cause}"
         fewer = "set a smaller plan.processes in the recipe, which changes no bit; "
     else:
         cause = f"the model is too large for {where}, or {cause}"

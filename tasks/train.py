@@ -31,7 +31,8 @@ from tasks.references import KEYS, Segment, Trained, key_name
 def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
     """Write the ledger's header, or check that the run that is there is this one. Returns the run id.
 
-    Raises Refused where mix, recipe and run do not belong together or memory is too small, UsageError where the backend does not run here.
+    Raises Refused where mix, recipe and run do not belong together or memory is too small, UsageError where
+    the backend does not run here.
     """
     path, asked, arithmetic = recipes.find(recipe), recipes.load(recipe), load_backend(backend)
     try:
