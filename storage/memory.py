@@ -105,8 +105,8 @@ def _refused(spec: RunSpec, found: "Forecast", on_device: bool, processes: int) 
     return Refused(
         f"{spec.name}: {LABELS[found.piece]} takes {takes / GB:,.1f} GB {what}, {where} offers {room / GB:,.1f} GB",
         cause=cause,
-        next_step=f"{fewer}verbatim doctor {backend}--recipe (or --run) says what every piece takes; use a machine with more "
-        "memory",
+        next_step=f"{fewer}verbatim doctor {backend}--recipe (or --run) says what every piece takes; use a machine "
+        "with more memory",
     )
 
 
