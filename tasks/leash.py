@@ -21,9 +21,7 @@ from typing import IO
 
 PATIENCE = 20.0  # seconds between asking and ending
 # What torchrun tells its ranks and takes as options: a job around this command would be taken for the child's own.
-OF_LAUNCHERS = re.compile(
-    r"(PET|TORCHELASTIC)_.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
-)
+OF_LAUNCHERS = re.compile(r"(PET|TORCHELASTIC)_.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)")
 
 
 def start(
