@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels import canonical
+from storage.errors import InputFault
 from storage.figures import load_probe
 from storage.ledger import Ledger
 from storage.segment import SegmentEnd
@@ -49,7 +50,9 @@ def account(store: Store) -> Account:
         ledger_head=ledger.head,
         losses=[None if entry.loss is None else float(canonical.from_bits(entry.loss)) for entry in ledger],
         held_out=_held_out(store, ledger),
-        validated=sorted(step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key)),
+        validated=sorted(
+            step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key, ledger)
+        ),
     )
 
 
@@ -66,6 +69,13 @@ def _held_out(store: Store, ledger: Ledger) -> dict[int, float | None]:
     return {step: None if mean is None else float(mean) for step, mean in means.items()}
 
 
-def _steps(store: Store, key: str) -> range:
+def _steps(store: Store, key: str, ledger: Ledger) -> range:
     end = SegmentEnd.parse(store.read(key, limit=_LIMIT), key)
+    if end.run != ledger.run_id or not end.first_step + end.validated_steps <= end.last_step <= len(ledger):
+        raise InputFault(
+            f"{key} says that steps {end.first_step} to {end.last_step} of run {end.run} ran, {end.validated_steps} of "
+            f"them compared; the ledger is of run {ledger.run_id} and has {len(ledger)} steps",
+            cause="the record was edited, or copied from another run",
+            next_step="move it out of the run's folder: it is in no digest, and nothing goes on from it",
+        )
     return range(end.first_step, end.first_step + end.validated_steps)

@@ -30,8 +30,8 @@ from storage.store import Store
 TERM = 120.0  # seconds from one renewal to the expiry
 EVERY = 30.0  # seconds between renewals
 MAX_LEASE = 1 << 16
-LAST = 10**8 - 1  # number: a century of renewals
-ROUNDS = 1000  # in which others may be faster, who then hold it
+ROUNDS = 100  # of wanting it: each that is lost is won by another, whom the next one meets
+LAST = 10**8 // 2  # number that can be taken over: half a century of renewals before it, and after it
 _NUMBERED = re.compile(r"lease/([0-9]{8})\.json")
 
 
@@ -53,7 +53,8 @@ class Holder(Record):
 
     def __str__(self) -> str:
         until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        return f"process {self.processes[0].pid if self.processes else '?'} on {self.host}, until {until} UTC"
+        host = self.host.replace("\n", "\\n")[:64]  # it may be anybody's
+        return f"process {self.processes[0].pid if self.processes else '?'} on {host}, until {until} UTC"
 
 
 class Lease:
@@ -67,22 +68,26 @@ class Lease:
         self.lost: Holder | None = None
 
     def take(self) -> None:
-        """Refused while another holds it; InputFault where something else lies in its place."""
+        """Refused while another holds it; InputFault where there is no number left, or none can be had."""
         for _ in range(ROUNDS):
             newest = _newest(self._store)
+            if newest >= LAST:
+                raise InputFault(
+                    f"{self._store.uri}: {_key(newest)} has the last number that a lease can have",
+                    cause="it was put there by something else than training",
+                    next_step="make sure that nobody trains this run, delete its folder lease/, and train again",
+                )
             holder = _read(self._store, newest)
             if holder and not holder.over(time.time()):
                 raise refused(self._store, holder)
-            if newest == LAST:
-                break
             # Where another was faster the next round meets him. An owner who slept may have gone on meanwhile.
             if self._create(newest + 1) and _newest(self._store) == newest + 1:
                 self._number = newest + 1
                 self._tidy()
                 return
         raise InputFault(
-            f"{self._store.uri}: lease number {newest + 1} can be neither taken nor read",
-            cause="something else than training wrote into lease/",
+            f"{self._store.uri}: {ROUNDS} times no lease could be had: {_key(newest + 1)} is there, but no owner is",
+            cause="a folder or a link has that name, put there by something else than training",
             next_step="make sure that nobody trains this run, delete its folder lease/, and train again",
         )
 

@@ -71,7 +71,7 @@ def plan_for(spec: RunSpec, piece: Piece, device: int | None = None, processes: 
         _check_widths(spec)
     found = _forecast(spec, piece, device, processes)
     if not found.fits:
-        raise _refused(spec, found, device is not None)
+        raise _refused(spec, found, device is not None, processes)
     return found.plan
 
 
@@ -85,7 +85,7 @@ def _check_widths(spec: RunSpec) -> None:
         )
 
 
-def _refused(spec: RunSpec, found: "Forecast", on_device: bool) -> Refused:
+def _refused(spec: RunSpec, found: "Forecast", on_device: bool, processes: int) -> Refused:
     """Which memory is too small, with both numbers."""
     takes, room, where = memory.total(found.needs), found.available, "this machine"
     what, cause = "by the leanest plan", "a control group allows it less than there is"
@@ -95,11 +95,18 @@ def _refused(spec: RunSpec, found: "Forecast", on_device: bool) -> Refused:
     elif on_device:
         takes, room, what = found.on_host, available(), "of memory beside the GPU's"
     backend = "--backend nvidia " if on_device else ""
+    fewer = ""
+    if processes > 1:
+        what = f"{what} with {processes} processes"
+        cause = f"they or the model are too much for {where}, or {cause}"
+        fewer = "set a smaller plan.processes in the recipe, which changes no bit; "
+    else:
+        cause = f"the model is too large for {where}, or {cause}"
     return Refused(
         f"{spec.name}: {LABELS[found.piece]} takes {takes / GB:,.1f} GB {what}, {where} offers {room / GB:,.1f} GB",
-        cause=f"the model is too large for {where}, or {cause}",
-        next_step=f"verbatim doctor {backend}--recipe (or --run) says what every piece takes; use a machine with more "
-        "memory",
+        cause=cause,
+        next_step=f"{fewer}verbatim doctor {backend}--recipe (or --run) says what every piece takes; use a machine "
+        "with more memory",
     )
 
 

@@ -34,7 +34,7 @@ class Plan(BaseModel):
     checkpoint_every: int = Field(ge=1)
     diagnostics_every: int = Field(default=10, ge=1)
     segment_ends: tuple[int, ...] = Field(default=(), strict=False)
-    processes: int = Field(default=1, ge=1)  # that share each step, on one machine
+    processes: int = Field(default=1, ge=1, le=1024)  # that share each step, on one machine
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

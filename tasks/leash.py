@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import IO
 
 PATIENCE = 20.0  # seconds between asking and ending
+# What torchrun tells its ranks and takes as options: a job around this command would be taken for the child's own.
+OF_LAUNCHERS = re.compile(r"(PET|TORCHELASTIC)_.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)")
 
 
 def start(
@@ -31,7 +34,7 @@ def start(
     """Start MODULE on a leash, as the leader of its own process group. The caller must keep the result alive."""
     command = [sys.executable, "-m", "tasks.leash", module, *arguments]
     project = str(Path(__file__).resolve().parent.parent)
-    environment = {**os.environ, **(env or {})}
+    environment = {name: value for name, value in os.environ.items() if not OF_LAUNCHERS.fullmatch(name)} | (env or {})
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

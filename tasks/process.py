@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tasks import leash
 
 Event = dict[str, Any]
 SHUTDOWN = "--shutdown-timeout"  # seconds that torchrun gives ranks to stop
+HERE, LOOP = "127.0.0.1", "lo"  # this machine's address for itself, and Linux' name of the interface that has it
 LINGER = 60.0  # seconds that a child which has told of its error may take to end
 
 
@@ -80,8 +82,10 @@ def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]
         return leash.start(module, [request], subprocess.PIPE, None)
     from torch.distributed.run import get_args_parser  # late, since torch takes seconds to import
 
+    loop = any(name == LOOP for _, name in socket.if_nameindex())
     threads = str(max(1, cores() // processes))
-    arguments = ["--standalone", f"--nproc-per-node={processes}"]
+    # All on this machine: neither its name, which may not resolve, nor its networks, which may change, are asked for.
+    arguments = ["--standalone", f"--local-addr={HERE}", f"--nproc-per-node={processes}"]
     if SHUTDOWN in get_args_parser().format_help():  # PyTorch 2.11 ends ranks half a minute after asking
         arguments.append(f"{SHUTDOWN}=86400")  # a rank that was asked to stop first ends its step, which may take long
     return leash.start(
@@ -89,7 +93,7 @@ def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]
         [*arguments, "-m", module, request],
         subprocess.PIPE,
         None,
-        {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads},
+        {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads} | ({"GLOO_SOCKET_IFNAME": LOOP} if loop else {}),
     )
 
 
@@ -114,10 +118,11 @@ def _ended(child: subprocess.Popen[bytes], patience: float | None) -> int:
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Report one event to the parent."""
+    """Report one event to the parent. If that is gone nobody listens, and the leash asks for a whole end: no error."""
     line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
-    while line:  # a signal may cut one write short
-        line = line[os.write(_REPORT, line) :]
+    with contextlib.suppress(BrokenPipeError):
+        while line:  # a signal may cut one write short
+            line = line[os.write(_REPORT, line) :]
 
 
 # The descriptor that events go to; what a library prints goes to standard error instead, see `reporting`.

@@ -17,6 +17,7 @@ from storage.audit.keys import load_or_create_key
 from storage.engine import load_backend
 from storage.errors import MissingObject, Refused, VerbatimError
 from storage.ledger import Ledger
+from storage.memory import plan_for
 from storage.run import create_run
 from storage.store import Store, open_store
 from storage.stream import Stream
@@ -30,7 +31,8 @@ from tasks.references import KEYS, Segment, Trained, key_name
 def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
     """Write the ledger's header, or check that the run that is there is this one. Returns the run id.
 
-    Raises Refused where mix, recipe and run do not belong together, UsageError where the backend does not run here.
+    Raises Refused where mix, recipe and run do not belong together or memory is too small, UsageError where
+    the backend does not run here.
     """
     path, asked, arithmetic = recipes.find(recipe), recipes.load(recipe), load_backend(backend)
     try:
@@ -43,6 +45,8 @@ def begin_run(recipe: str, mix: str, run: str, backend: str) -> str:
             cause="the recipe's mix was changed after it was prepared",
             next_step="prepare it in another folder, or give the recipe that was prepared",
         )
+    if asked.plan.processes > 1:  # before so many are started
+        plan_for(asked.run, "training", arithmetic.device_memory(), asked.plan.processes)
     begun = create_run(
         open_store(run),
         stream,

@@ -236,19 +236,29 @@ def test_nobody_waits_for_what_cannot_be_read(store: Store) -> None:
     assert store.list("lease/") == ["lease/00000008.json"]
 
 
-@pytest.mark.parametrize("odd", ["last number", "folder", "link"])
-def test_what_is_in_the_way_of_a_lease_is_told(store: LocalStore, odd: str) -> None:
-    """Its successor, or what is not listed, is never found: whoever wanted the run would look for it forever."""
-    for number in ("100000000", "999999999999999"):
-        store.create(f"lease/{number}.json", b"{}")
+def test_an_owner_s_name_can_not_add_a_line_to_what_is_told(store: Store) -> None:
+    held = Holder(run=RUN, host="a\n  next: evil", machine="", processes=[], token="", expires=2**36)
+    store.create("lease/00000001.json", held.canonical())
+    with pytest.raises(Refused, match=r"process \? on a\\n  next: evil, until"):
+        taken(store)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_has_a_lease_s_name_and_is_none_does_not_hold_training_for_ever(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lease" / "00000001.json"
+    path.parent.mkdir()
+    path.mkdir() if kind == "folder" else path.symlink_to("nowhere")
+    with pytest.raises(InputFault, match=r"lease/00000001\.json is there, but no owner is") as caught:
+        taken(LocalStore(tmp_path))
+    assert "delete its folder lease/" in caught.value.next_step
+
+
+def test_a_number_beyond_all_others_is_told_or_no_lease(store: Store) -> None:
+    """Its successor would be none that is found again: whoever wanted the run would look for it forever."""
+    for odd in ("lease/100000000.json", "lease/999999999999999.json"):
+        store.create(odd, b"{}")
     taken(store).release()
-    if odd == "last number":
-        store.create("lease/99999999.json", b"{}")
-    elif odd == "folder":
-        store.path("lease/00000001.json").mkdir()
-    else:
-        store.path("lease/00000001.json").symlink_to("00000002.json")
-    number = 100_000_000 if odd == "last number" else 1
-    with pytest.raises(InputFault, match=f"lease number {number} can be neither taken nor read") as caught:
+    store.create("lease/50000000.json", b"{}")  # half of them are left to whoever takes the last: it is renewed
+    with pytest.raises(InputFault, match=r"lease/50000000\.json has the last number") as caught:
         taken(store)
     assert "delete its folder lease/" in caught.value.next_step

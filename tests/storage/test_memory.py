@@ -101,6 +101,14 @@ def test_room_for_a_copy_of_the_state_is_counted_and_given_up_first() -> None:
         assert "copy" not in memory.needs(run, KEEP_ALL, piece)
 
 
+def test_too_many_processes_are_refused_by_their_number() -> None:
+    with mock.patch.object(machine, "available", return_value=10**10):
+        machine.plan_for(small.spec(), "training", processes=2)
+        with pytest.raises(Refused, match=r"GB by the leanest plan with 900 processes, .* offers 10\.0 GB") as caught:
+            machine.plan_for(small.spec(), "training", processes=900)
+    assert "smaller plan.processes" in caught.value.next_step
+
+
 def test_a_device_s_memory_is_planned_by_its_own_counts() -> None:
     """Each of them too small by a byte is refused, with both numbers and by its name."""
     run = run_spec("open_1b")

@@ -46,6 +46,8 @@ def test_a_name_or_a_path_may_be_given(tmp_path: Path) -> None:
         ("peak_lr: '0.003'", "peak_lr: 0.003", "run.schedule.peak_lr"),
         ("checkpoint_every: 4", "checkpoint_every: 0", "plan.checkpoint_every"),
         ("checkpoint_every: 4", "checkpoint_every: 4\n  checkpoint_every: 5", "given twice: checkpoint_every"),
+        ("checkpoint_every: 4", "checkpoint_every: 4\n  processes: 0", "plan.processes"),
+        ("checkpoint_every: 4", "checkpoint_every: 4\n  processes: 99999999999999999999", "plan.processes"),
         ("- 4\n", "- 4\n  - 3\n", "increasing step numbers"),
         ("seq_len: 128\n  shard", "seq_len: 64\n  shard", "mix.seq_len is 64, run.model.seq_len 128"),
         ("vocab: 300\n    window", "vocab: 290\n    window", "vocab is 300; run.model.vocab allows 290"),

@@ -54,6 +54,16 @@ def test_held_out_losses_of_another_state_are_found(made: Small) -> None:
         account(made.store)
 
 
+@pytest.mark.parametrize("lie", [{"last_step": 2**52, "validated_steps": 2**52}, {"run": "0" * 64}, {"first_step": 12}])
+def test_a_segment_that_says_what_the_ledger_does_not_is_no_account(made: Small, lie: dict[str, Any]) -> None:
+    record = ends(made)[-1]
+    told = record.model_copy(update={"validated_steps": 1} | lie).canonical()
+    made.store.path(f"segments/{record.segment}.end.json").write_bytes(told)
+    with pytest.raises(InputFault, match=r"says that steps .* has 12 steps") as caught:
+        account(made.store)
+    assert "move it out of the run's folder" in caught.value.next_step
+
+
 def test_digests_beside_every_entry_prove_themselves(made: Small) -> None:
     for entry in made.run().ledger:
         digests = load_digests(made.store, entry)

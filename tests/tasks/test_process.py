@@ -46,6 +46,62 @@ def wait_for(path: Path) -> int:
     return int(path.read_text())
 
 
+def test_a_job_that_torchrun_started_around_this_is_not_taken_for_the_childs(
+    child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
+    around |= {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:1"}
+    for name, value in around.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    (child / "looker.py").write_text(
+        "import os\nfrom tasks.process import emit, reporting\n"
+        "with reporting() as request:\n"
+        "    found = [name for name in request['names'] if name in os.environ]\n"
+        "    emit('result', found=found)\n"
+    )
+    names = [*around, "SOMETHING_ELSE"]
+    assert process.run("looker", {"names": names})["found"] == ["SOMETHING_ELSE"]
+
+
+def test_processes_of_one_machine_need_neither_its_name_nor_its_networks(
+    child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (child / "sitecustomize.py").write_text("import socket\nsocket.gethostname = lambda: 'nowhere.invalid'\n")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    (child / "summer.py").write_text(
+        "import torch\nimport torch.distributed as dist\nfrom tasks.process import emit, reporting\n"
+        "with reporting() as request:\n"
+        "    dist.init_process_group('gloo')\n"
+        "    total = torch.tensor([1])\n"
+        "    dist.all_reduce(total)\n"
+        "    if dist.get_rank() == 0:\n"
+        "        emit('result', total=int(total))\n"
+        "    dist.destroy_process_group()\n"
+    )
+    assert process.run("summer", {}, processes=2)["total"] == 2
+
+
+def test_whose_parent_is_gone_still_ends_its_work_whole(child: Path) -> None:
+    (child / "worker.py").write_text(
+        "import os, pathlib, signal, time\nfrom tasks.process import emit, reporting\n"
+        "asked = []\nsignal.signal(signal.SIGTERM, lambda *_: asked.append(1))\n"
+        "with reporting() as request:\n"
+        "    pathlib.Path(request['pid']).write_text(str(os.getpid()))\n"
+        "    while not asked:\n"
+        "        time.sleep(0.01)\n"
+        "    emit('step')\n"
+        "    pathlib.Path(request['saved']).write_text('whole')\n"
+    )
+    pid, saved = child / "pid", child / "saved"
+    asks = f"from tasks import process; process.run('worker', {{'pid': {str(pid)!r}, 'saved': {str(saved)!r}}})"
+    parent = subprocess.Popen([sys.executable, "-c", asks], cwd=ROOT)
+    worker = wait_for(pid)
+    parent.kill()
+    parent.wait()
+    assert gone(worker) and saved.read_text() == "whole"
+
+
 def test_events_arrive_in_order_and_stray_prints_do_not(child: Path) -> None:
     (child / "talker.py").write_text(
         "from tasks.process import emit, reporting\n"
