@@ -126,6 +126,7 @@ MOVING_SITES = {
     ("model/ordered_ranks.py", "<module>", "torch.distributed"): "all-to-all, send, receive and broadcast",
     ("model/ordered_ranks.py", "ordered_mean", "all_reduce_sum"): "the module's own function",
     ("model/ordered_ranks.py", "_group", "gloo"): "a name",
+    ("tasks/process.py", "_start", "GLOO_SOCKET_IFNAME"): "the network that it takes",
 }
 REDUCING = re.compile(r"all_?reduce|reduce_?scatter|nccl|gloo|atomic|mpi4py|torch\.distributed|horovod|deepspeed", re.I)
 
