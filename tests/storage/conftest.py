@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -56,9 +57,13 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process needs no fsync to be survived, only a dead machine does; the store's own tests keep it."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """A killed process needs no fsync to be survived, only a dead machine does; the store's own tests keep it.
+
+    Not by monkeypatch: asked for this early, it would undo what a test patches only after stand_in() has ended.
+    """
+    with mock.patch("os.fsync", lambda file: None):
+        yield
 
 
 @pytest.fixture
