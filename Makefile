@@ -27,13 +27,13 @@ demo: .venv/installed ## raw text to audited steps, on this computer (about 5 mi
 demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: the same roots, under 25 minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
-test: lint ## style, types and all tests but the slow ones (under 15 minutes)
+test: lint ## style, types and all tests but the slow ones (about 15 minutes)
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 6 minutes)
+test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
 	$(BIN)/python -m pytest -m slow
 
-ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (under 4 minutes; Linux on x86-64)
+ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (about 6 minutes; Linux on x86-64)
 	$(BIN)/python -m tests.kernels.nvidia.ptx
 
 conformance: .venv/installed ## the same bits under every instruction set and thread count here (about 5 minutes)
@@ -44,7 +44,7 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 	$(BIN)/python -m tests.worlds.ordered
 	$(BIN)/python -m tests.worlds.resume
 
-chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 15 minutes)
+chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
