@@ -29,8 +29,8 @@ from kernels import digest
 from kernels.interface import Weight
 from model.group import ALONE, Digested, Kind, LeavesOf, Tensors, digested
 from model.ordered import Order
-from model.ordered_ranks import TorchPeers, mesh_peers, own_mean, rank_mean
-from model.ordered_step import Gradient
+from model.ordered_ranks import TorchPeers, mesh_peers, own_mean, owned, rank_mean
+from model.ordered_step import Gradient, cut
 from model.rows import ownership
 from model.spec import ModelSpec
 from model.stage import STAGE
@@ -89,14 +89,10 @@ class Ranks:
         """Own rows of the sums that new_sums() gave last, over all ranks."""
         own: Tensors = {}
         self._meet()
+        pieces = owned(self.rows, self.rank)
         for line, flat in zip(self.rows.lines, self._lines):
-            piece, at = self._reduce_scatter(flat, self.rows.elements(line)), 0
-            for name in (name for name in line if name in self.own):
-                rows = self.own[name]
-                shape = (rows.stop - rows.start, *self.rows.shapes[name][1:])
-                size = int(np.prod(shape))
-                own[name] = piece[at : at + size].reshape(shape)
-                at += size
+            part = self._reduce_scatter(flat, self.rows.elements(line))
+            own |= cut([piece for piece in pieces if piece.name in line], part)
         with _meeting(self.seconds, "gradients"):
             self.wire.settle()
         self._lines = []

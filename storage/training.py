@@ -81,8 +81,8 @@ def train_segment(
     Whole checkpoints are made at every checkpoint_every steps, at the end of the segment and when stopped. Raises
     Refused if this machine's memory is too small or the run's reduction needs another number of processes, Divergence
     if a repeated step differs from the ledger, Halted where the spike protocol halts, RankLost if another rank ended,
-    CheckpointFault if the newest checkpoint is damaged,
-    StorageError; whatever it raises, what is in the store is whole.
+    CheckpointFault if the newest checkpoint is damaged, StorageError. Whatever it raises, what is in the store is
+    whole.
     """
     end = run.steps if until is None else min(until, run.steps)
     if end < 0 or checkpoint_every < 1 or diagnostics_every < 1:
