@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from storage.corpus.index import documents_in
+from storage.corpus.index import Index
 from storage.stream import Stream
 from storage.windows import PARTS, WindowReader
 
@@ -35,8 +35,8 @@ def _window(recorded: Stream, rebuilt: Stream, source: int, part: str) -> str:
         counts = [reader.windows.windows for reader in readers]
         return f"source {name}, {part}: {counts[0]} and {counts[1]} windows, the same as far as both go"
     shard = row // recorded.manifest.mix.spec.shard_windows
-    documents = documents_in(recorded, name, part, row)
-    addresses = ", ".join(" ".join(filter(None, (d["file"], d["member"], str(d["position"])))) for d in documents)
+    documents = Index(recorded, source).in_rows(part, [row])[row]
+    addresses = ", ".join(document.address for document in documents)
     return f"source {name}, {part} window {row} (shard {shard}), which holds text of {addresses}"
 
 
