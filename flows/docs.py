@@ -124,16 +124,18 @@ def _seen(answer: dict[str, Any], document: dict[str, Any]) -> str:
     if document["part"] == "held_out":
         return "held out: in no step's windows"
     if not answer["run"]:
-        return f"in windows {_numbers([seen['window'] for seen in document['seen']])} of the first pass"
+        return f"in {_numbers('window', [seen['window'] for seen in document['seen']])} of the first pass"
     done, due = ([seen["step"] for seen in document["seen"] if seen["done"] is when] for when in (True, False))
-    parts = [f"seen in steps {_numbers(done)}"] if done else ["not seen by any step yet" if due else "seen by no step"]
-    return "; ".join(parts + ([f"to come in steps {_numbers(due)}"] if due else []))
+    parts = (
+        [f"seen in {_numbers('step', done)}"] if done else ["not seen by any step yet" if due else "seen by no step"]
+    )
+    return "; ".join(parts + ([f"to come in {_numbers('step', due)}"] if due else []))
 
 
-def _numbers(numbers: list[int]) -> str:
+def _numbers(what: str, numbers: list[int]) -> str:
     once = list(dict.fromkeys(numbers))
     more = f" and {len(once) - LISTED} more" if len(once) > LISTED else ""
-    return ", ".join(map(str, once[:LISTED])) + more if once else "none"
+    return f"{what}{'s' * (len(once) > 1)} {', '.join(map(str, once[:LISTED]))}{more}" if once else f"no {what}"
 
 
 def _text(text: str, whole: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from storage import engine
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
-COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "doctor")
+COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "docs", "doctor")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
