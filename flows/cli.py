@@ -1,7 +1,7 @@
 """The command line, `verbatim`: every command explains itself with an example (`verbatim COMMAND --help`).
 
-prepare, train and publish run as Prefect flows, so they have a history that `make serve` shows. An auditor needs no
-Prefect: audit, sample, verify, docs and doctor call plain functions.
+prepare, reproduce-mix, train and publish run as Prefect flows, so they have a history that `make serve` shows. An
+auditor needs no Prefect: audit, sample, verify, docs and doctor call plain functions.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; an audit's verdict is 0 match, 10 no match, 11 a faulty input,
 12 a faulty machine, 13 refused.
@@ -73,6 +73,35 @@ def prepare(recipe: RecipeArgument, folder: FolderOption = "") -> None:
 
         mix = flow(_recipe(recipe), _absolute(folder))
     _line(f"{mix.windows:,} windows in {mix.uri}\nmix root {mix.mix_root}")
+
+
+@app.command()
+def reproduce_mix(
+    recipe: RecipeArgument,
+    published: Annotated[
+        str,
+        typer.Option(help="What to compare with: a published run, a run's folder or a mix. Default: one's own."),
+    ] = "",
+    folder: Annotated[
+        str, typer.Option(help="The mix is made in rebuilt-mix/ below it. Default: runs/ and the recipe's name.")
+    ] = "",
+) -> None:
+    """Make a recipe's windows anew and compare them.
+
+    From the pinned text, in an empty folder. One root, or exit code 10 and the first source, file and window that
+    differ, with the versions that could explain it. Of what is published the manifest is enough; its index and leaves
+    let documents and windows be named.
+
+    \b
+    Example: verbatim reproduce-mix demo --published /srv/public/demo --folder /tmp/again
+    """
+    from flows import history
+
+    with history.recorded(console):
+        from flows.reproduce_mix import reproduce_mix as flow
+
+        mix = flow(_recipe(recipe), _absolute(published), _absolute(folder))
+    _line(f"the same mix: {mix.windows:,} windows made anew in {mix.uri}\nmix root {mix.mix_root}")
 
 
 @app.command()

@@ -92,20 +92,11 @@ class Questions:
     @classmethod
     def open(cls, address: str) -> Self:
         """Of a published run, a run's folder (mix/ beside run/), or a mix alone; UsageError if it is none of them."""
-        store = open_store(address)
-        run = next((s for s in (store, open_store(address.rstrip("/") + "/run")) if _has(s, HEADER_KEY)), None)
-        base = next((base for base in (MIX, "") if _has(store, base + MANIFEST)), None)
-        if base is None:
-            raise UsageError(
-                f"{store.uri} holds no mix: neither {MIX}{MANIFEST} nor {MANIFEST} is there",
-                cause="a wrong address, a recipe that is not prepared yet, or run/ without the mix beside it",
-                next_step="give a run's folder, such as runs/demo, or the address of a published run",
-            )
-        if run is None or not base:
-            return cls(Stream.open(store, base))
-        header = Header.parse(run.read(HEADER_KEY, limit=MAX_HEADER), HEADER_KEY)
-        reader = Reader(header.digest(), header.run_spec(), recorded_steps(run))
-        return cls(Stream.open(store, base, root=header.mix_root), reader)
+        stream, run = _open(address)
+        if run is None:
+            return cls(stream)
+        header = _header(run)
+        return cls(stream, Reader(header.digest(), header.run_spec(), recorded_steps(run)))
 
     @property
     def tokens(self) -> Tokens:
@@ -262,6 +253,31 @@ class Questions:
             cause="the index was made for another mix, or changed",
             next_step="do not rely on this index; prepare the mix again in an empty folder",
         )
+
+
+def open_mix(address: str) -> Stream:
+    """The mix of a published run, of a run's folder, or a mix alone; InputFault if it is not the one its run names."""
+    return _open(address)[0]
+
+
+def _open(address: str) -> tuple[Stream, Store | None]:
+    """(the mix, the store of the run that reads it, if there is one)."""
+    store = open_store(address)
+    run = next((s for s in (store, open_store(address.rstrip("/") + "/run")) if _has(s, HEADER_KEY)), None)
+    base = next((base for base in (MIX, "") if _has(store, base + MANIFEST)), None)
+    if base is None:
+        raise UsageError(
+            f"{store.uri} holds no mix: neither {MIX}{MANIFEST} nor {MANIFEST} is there",
+            cause="a wrong address, a recipe that is not prepared yet, or run/ without the mix beside it",
+            next_step="give a run's folder, such as runs/demo, or the address of a published run",
+        )
+    if run is None or not base:
+        return Stream.open(store, base), None
+    return Stream.open(store, base, root=_header(run).mix_root), run
+
+
+def _header(run: Store) -> Header:
+    return Header.parse(run.read(HEADER_KEY, limit=MAX_HEADER), HEADER_KEY)
 
 
 def _has(store: Store, key: str) -> bool:

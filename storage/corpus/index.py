@@ -35,6 +35,12 @@ select count(*), min(asked.token), {_FIELDS} from asked
 asof join (select * from docs where part = ?) as docs on asked.token >= docs.first_token
 group by {_FIELDS} order by docs.number
 """
+_OTHER = """
+select file, member, position, one.part, one.tokens, other.part, other.tokens
+from one full join other using (file, member, position)
+where one.part is null or other.part is null or (? and (one.tokens <> other.tokens or one.part <> other.part))
+order by one.part is not null and other.part is not null and one.tokens = other.tokens, file, member, position limit 1
+"""
 _NAMED = f"select {_FIELDS} from docs where part = ? and (contains(file, ?) or contains(member, ?)) order by number"
 
 
@@ -94,6 +100,20 @@ class Document:
         return " ".join(filter(None, (self.file, self.member, str(self.position))))
 
 
+def first_other_document(one: "Index", other: "Index", tokens: bool) -> str:
+    """In words, the first document in canonical order that only one has or, where `tokens` says so, that has another
+    number of tokens; then the first that moved between training and held out. "" if there is none."""
+    with duckdb.connect() as connection:
+        for name, index in (("one", one), ("other", other)):
+            connection.register(name, index.table)
+        found = connection.execute(_OTHER, [tokens]).fetchall()
+    if not found:
+        return ""
+    file, member, position, *each = found[0]
+    said = [f"{count} tokens ({part})" if part else "absent" for part, count in zip(each[::2], each[1::2], strict=True)]
+    return f"file {file}, {member} document {position}: {said[0]} and {said[1]}".replace(",  ", ", ")
+
+
 class Index:
     """The documents of one source. Opening it reads the whole file, verified, and holds it to the manifest's counts."""
 
@@ -104,11 +124,11 @@ class Index:
         file = stream.manifest.files.get(index_key(entry.name))
         if file is None:
             raise InputFault(f"{self._uri}: the manifest does not list {index_key(entry.name)}")
-        table = self._table(stream.store.read(self._key, file.digest))
+        self.table = self._table(stream.store.read(self._key, file.digest))
         for part in PARTS:
-            self._check(table.filter(pc.equal(table["part"], part)), part, getattr(entry, part))
+            self._check(self.table.filter(pc.equal(self.table["part"], part)), part, getattr(entry, part))
         self._connection = duckdb.connect()
-        self._connection.register("read", table)
+        self._connection.register("read", self.table)
         self._connection.execute(f"create table docs as select *, {_NUMBERED} from read")
         self._connection.unregister("read")
 

@@ -17,7 +17,7 @@ from storage import engine
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
-COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "docs", "doctor")
+COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "verify", "docs", "doctor")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kernels import canonical
+from storage.corpus import made_with
 from storage.corpus.index import index_key
 from storage.corpus.manifest import KEY, Manifest, mix_root, read_manifest
 from storage.corpus.prepare import prepare
@@ -262,7 +263,7 @@ def test_every_object_of_the_mix_is_listed(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
     assert isinstance(spec, MixSpec)
-    others = {KEY, "parts/tokenizer.json", "parts/sources/rows.json", "parts/sources/texts.json"}
+    others = {KEY, made_with.KEY, "parts/tokenizer.json", "parts/sources/rows.json", "parts/sources/texts.json"}
     assert set(target.list()) == set(manifest.files) | others
     for key, file in manifest.files.items():
         assert len(target.read(key, file.digest)) == file.size
