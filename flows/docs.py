@@ -85,7 +85,7 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
         step = "" if window["step"] is None else f", step {window['step']}"
         yield (
             f"window {window['window']}{step}: window {window['row']} of {window['source']}, pass {window['pass']}, "
-            f"{len(window['pieces'])} documents"
+            f"{_count(window['pieces'], 'document')}"
         )
         for piece in window["pieces"]:
             document = documents[piece["id"]]
@@ -103,8 +103,8 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
 def _heading(answer: dict[str, Any]) -> str:
     run, windows = answer["run"], answer["windows"]
     whose = f"run {run['name']} ({run['recorded']} steps done)" if run else "a mix without a run"
-    held = f"{len(windows)} windows, " if windows else ""
-    return f"{whose}: {held}{len(answer['documents'])} documents; mix root {answer['mix_root']}"
+    held = f"{_count(windows, 'window')}, " if windows else ""
+    return f"{whose}: {held}{_count(answer['documents'], 'document')}; mix root {answer['mix_root']}"
 
 
 def _document(answer: dict[str, Any], document: dict[str, Any], whole: bool) -> Iterator[str]:
@@ -130,6 +130,10 @@ def _seen(answer: dict[str, Any], document: dict[str, Any]) -> str:
         [f"seen in {_numbers('step', done)}"] if done else ["not seen by any step yet" if due else "seen by no step"]
     )
     return "; ".join(parts + ([f"to come in {_numbers('step', due)}"] if due else []))
+
+
+def _count(things: Sequence[Any], what: str) -> str:
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
 
 
 def _numbers(what: str, numbers: list[int]) -> str:

@@ -95,8 +95,8 @@ class Questions:
         stream, run = _open(address)
         if run is None:
             return cls(stream)
-        header = _header(run)
-        return cls(stream, Reader(header.digest(), header.run_spec(), recorded_steps(run)))
+        store, header = run
+        return cls(stream, Reader(header.digest(), header.run_spec(), recorded_steps(store)))
 
     @property
     def tokens(self) -> Tokens:
@@ -260,8 +260,8 @@ def open_mix(address: str) -> Stream:
     return _open(address)[0]
 
 
-def _open(address: str) -> tuple[Stream, Store | None]:
-    """(the mix, the store of the run that reads it, if there is one)."""
+def _open(address: str) -> tuple[Stream, tuple[Store, Header] | None]:
+    """(the mix, store and header of the run that reads it, if there is one)."""
     store = open_store(address)
     run = next((s for s in (store, open_store(address.rstrip("/") + "/run")) if _has(s, HEADER_KEY)), None)
     base = next((base for base in (MIX, "") if _has(store, base + MANIFEST)), None)
@@ -273,11 +273,8 @@ def _open(address: str) -> tuple[Stream, Store | None]:
         )
     if run is None or not base:
         return Stream.open(store, base), None
-    return Stream.open(store, base, root=_header(run).mix_root), run
-
-
-def _header(run: Store) -> Header:
-    return Header.parse(run.read(HEADER_KEY, limit=MAX_HEADER), HEADER_KEY)
+    header = Header.parse(run.read(HEADER_KEY, limit=MAX_HEADER), HEADER_KEY)
+    return Stream.open(store, base, root=header.mix_root), (run, header)
 
 
 def _has(store: Store, key: str) -> bool:

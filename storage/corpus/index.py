@@ -24,7 +24,6 @@ from storage.stream import Stream
 from storage.windows import PARTS
 
 _FIELDS = "docs.part, docs.number, docs.file, docs.member, docs.position, docs.first_token, docs.tokens"
-_NUMBERED = "row_number() over (partition by part order by first_token) - 1 as number"
 _IN_ROWS = f"""
 select asked.row, {_FIELDS} from asked
 join docs on docs.part = ? and asked.row between docs.first_window and docs.last_window
@@ -124,13 +123,17 @@ class Index:
         file = stream.manifest.files.get(index_key(entry.name))
         if file is None:
             raise InputFault(f"{self._uri}: the manifest does not list {index_key(entry.name)}")
-        self.table = self._table(stream.store.read(self._key, file.digest))
+        table = self._table(stream.store.read(self._key, file.digest))
+        numbers = np.full(len(table), -1)
         for part in PARTS:
-            self._check(self.table.filter(pc.equal(self.table["part"], part)), part, getattr(entry, part))
+            mine = pc.equal(table["part"], part)
+            self._check(table.filter(mine), part, getattr(entry, part))
+            numbers[mine.to_numpy()] = np.arange(getattr(entry, part).documents)
+        if (numbers < 0).any():
+            raise InputFault(f"{self._uri}: {self._key} has documents in other parts than {' and '.join(PARTS)}")
+        self.table = table.append_column("number", pa.array(numbers))
         self._connection = duckdb.connect()
-        self._connection.register("read", self.table)
-        self._connection.execute(f"create table docs as select *, {_NUMBERED} from read")
-        self._connection.unregister("read")
+        self._connection.register("docs", self.table)
 
     def in_rows(self, part: str, rows: Iterable[int]) -> dict[int, list[Document]]:
         """The documents of which these windows of a part hold any token, in token order, by window."""
@@ -174,7 +177,8 @@ class Index:
         """The documents lie end to end, and are as many and as long as the mix root says."""
         first, tokens = (table[name].to_numpy() for name in ("first_token", "tokens"))
         found = len(tokens), int(tokens.sum())
-        if found != (windows.documents, windows.tokens) or (first != np.cumsum(tokens) - tokens).any():
+        wrong = (tokens < 1) | (tokens > windows.tokens) | (first != np.cumsum(tokens) - tokens)
+        if found != (windows.documents, windows.tokens) or wrong.any():
             raise InputFault(
                 f"{self._uri}: {self._key} has {found[0]} documents of {found[1]} tokens in {part}, end to end; "
                 f"the mix has {windows.documents} of {windows.tokens}",

@@ -244,6 +244,25 @@ def gap(columns: dict[str, list[Any]]) -> None:
     columns["first_window"][0] = columns["last_window"][0] = 10**6
 
 
+def twice(columns: dict[str, list[Any]]) -> None:
+    """A row of a part that no mix has."""
+    for name, column in columns.items():
+        column.append("tail" if name == "part" else column[0])
+
+
+def empty(columns: dict[str, list[Any]]) -> None:
+    """The first document has no tokens, not even an end."""
+    columns["tokens"][1] += columns["tokens"][0]
+    columns["tokens"][0] = columns["first_token"][1] = 0
+
+
+def wrapped(columns: dict[str, list[Any]]) -> None:
+    """Sums that come out right in 64 bits alone."""
+    top = 2**63 - 1
+    columns["tokens"][:3] = [top, top, sum(columns["tokens"][:3]) + 2]
+    columns["first_token"][:3] = [0, top, -2]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -251,6 +270,10 @@ def gap(columns: dict[str, list[Any]]) -> None:
         (lambda columns: columns["tokens"].__setitem__(0, 999), "end to end; the mix has"),
         (lambda columns: columns["first_token"].__setitem__(1, 0), "end to end; the mix has"),
         (lambda columns: columns["part"].__setitem__(0, "held_out"), "end to end; the mix has"),
+        (lambda columns: [column.append(column[0]) for column in columns.values()], "end to end; the mix has"),
+        (twice, "has documents in other parts than train and held_out"),
+        (empty, "end to end; the mix has"),
+        (wrapped, "end to end; the mix has"),
         (lambda columns: columns.pop("member"), "has not an index's columns"),
         (lambda columns: columns["file"].__setitem__(0, None), "or gaps in them"),
         (longer, "has ends of documents at tokens"),
