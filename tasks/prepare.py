@@ -13,7 +13,7 @@ from storage.corpus import made_with
 from storage.corpus.compare import first_difference
 from storage.corpus.manifest import Manifest
 from storage.corpus.prepare import prepare
-from storage.errors import Divergence
+from storage.errors import Divergence, UsageError
 from storage.questions import open_mix
 from storage.store import open_store
 from tasks.progress import Progress
@@ -66,9 +66,14 @@ def _show(manifest: Manifest) -> None:
 
 @task(task_run_name="claim an empty folder", cache_policy=NO_CACHE)
 def claim_folder(recorded: str, rebuilt: str) -> None:
-    """Refused unless `rebuilt` is empty or a rebuild that this code began; UsageError if `recorded` holds no mix."""
-    open_mix(recorded)
-    made_with.claim(open_store(rebuilt))
+    """Refused unless `rebuilt` is empty or a rebuild that this code began; UsageError if `recorded` is no other mix."""
+    store = open_store(rebuilt)
+    if open_mix(recorded).store.uri == store.uri:
+        raise UsageError(
+            f"{store.uri} would be compared with itself",
+            next_step="give the recorded mix with --published, another folder for the new one with --folder",
+        )
+    made_with.claim(store)
 
 
 @task(task_run_name="compare the two mixes", cache_policy=NO_CACHE)

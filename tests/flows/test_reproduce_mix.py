@@ -53,6 +53,12 @@ def test_parts_of_another_version_are_not_taken_up(prepared: tuple[Path, Path], 
     assert "was made with unicode 1" in shown and "taken up here, not made anew" in shown
 
 
+def test_a_mix_is_not_compared_with_itself(prepared: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(prepared[1] / "mix", tmp_path / "rebuilt-mix")
+    itself = ("--published", tmp_path / "rebuilt-mix", "--folder", tmp_path)
+    assert "compared with itself" in verbatim("reproduce-mix", prepared[0], *itself, expect=2).stderr
+
+
 def test_nothing_to_compare_with_is_told_before_any_work(prepared: tuple[Path, Path], tmp_path: Path) -> None:
     shown = verbatim("reproduce-mix", prepared[0], "--folder", tmp_path, expect=2).stderr
     assert "holds no mix" in shown and not (tmp_path / "rebuilt-mix").exists()
