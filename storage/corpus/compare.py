@@ -78,9 +78,9 @@ def _files(source: str, one: SourceSpec, other: SourceSpec) -> Iterator[str]:
     for name in sorted(files.keys() | others.keys()):
         if name not in files or name not in others:
             yield f"source {source}, file {name}: only in the {'recorded' if name in files else 'rebuilt'} mix"
-            return
-        for path, a, b in _differences(files[name], others[name]):
-            yield f"source {source}, file {name}: {path} {a!r} and {b!r}"
+        else:
+            for path, a, b in _differences(files[name], others[name]):
+                yield f"source {source}, file {name}: {path} {a!r} and {b!r}"
 
 
 def _source(recorded: Stream, rebuilt: Stream, number: int) -> str:

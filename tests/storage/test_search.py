@@ -67,6 +67,10 @@ def test_a_text_longer_than_windows(mix: tuple[Questions, dict[tuple[str, int], 
     assert search(questions, first[-9:] + second[:9]) == []
 
 
+def test_matches_that_overlap_all_count() -> None:
+    assert list(module._all(b"aaa-aa", b"aa", 0)) == [0, 1, 4]
+
+
 def test_the_end_of_a_document_is_no_text(mix: tuple[Questions, dict[tuple[str, int], str]]) -> None:
     excerpts = [hit.excerpt for hit in search(mix[0], "the")]
     texts = list(mix[1].values())

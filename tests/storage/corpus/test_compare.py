@@ -124,6 +124,20 @@ def test_another_text_of_the_same_length_names_window_and_documents(
     assert said.startswith("source texts, train window ") and f"which holds text of texts.tar {CALM} 0" in said
 
 
+@pytest.mark.parametrize("longer", ["recorded", "rebuilt"])
+def test_windows_that_only_one_mix_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: str) -> None:
+    monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text[:20])
+    tokenizer = pinned(tmp_path, made(tmp_path / "a"))
+    short = made(tmp_path / "a", tokenizer=tokenizer)
+    last = Index(short, 1).named("train", "docs/")[-1]
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text(last.member, lambda text: text + " more" * 200))
+    mixes = {"rebuilt": short, "recorded": made(tmp_path / "a", tokenizer=tokenizer)}
+    said = found(mixes[longer], mixes["recorded" if longer == "rebuilt" else "rebuilt"]).what
+    windows = (last.first_token + last.tokens) // 32  # the end of the shorter text is in none of these, or differs
+    row = int(said.split("train window ")[1].split(" ")[0])
+    assert row in (windows, windows - 1) and f"texts.tar {last.member} 0" in said
+
+
 def test_a_document_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = made(tmp_path / "a")
     monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: None))
