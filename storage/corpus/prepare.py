@@ -84,7 +84,8 @@ def prepare(spec: MixSpec, cache: Path, store: Store, progress: Progress = lambd
         packed[name] = documents, _pack(spec, name, documents, tokens, progress)
     windows = {name: part.source.train.windows for name, part in parts.items()}
     counts = _counts(spec, windows | {name: both[1].train.count for name, both in packed.items()})
-    made_with.record(store)
+    if TOKENIZER not in store.list(TOKENIZER):  # else an earlier call began this mix, with what it had
+        made_with.record(store)
     _write_tokenizer(spec, tokens, store)
     for name in sorted(packed):
         parts[name] = _write_source(spec, name, *packed[name], made_from, store, progress)

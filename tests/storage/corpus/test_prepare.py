@@ -139,6 +139,15 @@ def test_an_interrupted_call_leaves_no_manifest_and_is_taken_up(tmp_path: Path, 
     assert objects(broken) == objects(whole)
 
 
+def test_a_mix_of_unknown_origin_is_not_said_to_be_made_here(tmp_path: Path) -> None:
+    target = store()
+    spec, manifest = prepared(tmp_path, target)
+    assert made_with.recorded(target) == made_with.here()
+    target.delete(made_with.KEY)
+    assert prepare(spec, tmp_path, target) == manifest
+    assert made_with.recorded(target) is None
+
+
 def test_a_finished_source_is_not_made_again(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
