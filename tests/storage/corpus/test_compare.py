@@ -1,6 +1,7 @@
 """Two mixes that differ: the first source, file, document and window are named, and the versions that could be why."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,17 @@ def test_windows_that_only_one_mix_has(tmp_path: Path, monkeypatch: pytest.Monke
     windows = (last.first_token + last.tokens) // 32  # the end of the shorter text is in none of these, or differs
     row = int(said.split("train window ")[1].split(" ")[0])
     assert row in (windows, windows - 1) and f"texts.tar {last.member} 0" in said
+
+
+def test_another_choice_of_what_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other Unicode tables would have it: the same texts, other keys."""
+    recorded = made(tmp_path / "a")
+    monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text.upper())
+    said = found(recorded, made(tmp_path / "a")).what
+    match = re.match(r"source rows, file rows\.jsonl, document (\d+): (\d+) tokens \((\w+)\) and (\d+) tokens", said)
+    assert match and match[2] == match[4]
+    parts = {d.position: part for part in ("train", "held_out") for d in Index(recorded, 0).named(part, "")}
+    assert parts[int(match[1])] == match[3] and "; train window " in said
 
 
 def test_a_document_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
