@@ -125,18 +125,28 @@ def test_another_text_of_the_same_length_names_window_and_documents(
     assert said.startswith("source texts, train window ") and f"which holds text of texts.tar {CALM} 0" in said
 
 
+@pytest.mark.parametrize("shard_windows", [1, 8])
 @pytest.mark.parametrize("longer", ["recorded", "rebuilt"])
-def test_windows_that_only_one_mix_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: str) -> None:
+def test_windows_that_only_one_mix_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: str, shard_windows: int
+) -> None:
     monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text[:20])
-    tokenizer = pinned(tmp_path, made(tmp_path / "a"))
-    short = made(tmp_path / "a", tokenizer=tokenizer)
-    last = Index(short, 1).named("train", "docs/")[-1]
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text(last.member, lambda text: text + " more" * 200))
-    mixes = {"rebuilt": short, "recorded": made(tmp_path / "a", tokenizer=tokenizer)}
-    said = found(mixes[longer], mixes["recorded" if longer == "rebuilt" else "rebuilt"]).what
-    windows = (last.first_token + last.tokens) // 32  # the end of the shorter text is in none of these, or differs
-    row = int(said.split("train window ")[1].split(" ")[0])
-    assert row in (windows, windows - 1) and f"texts.tar {last.member} 0" in said
+    cut = {"tokenizer": pinned(tmp_path, made(tmp_path / "a")), "shard_windows": shard_windows}
+    last = Index(made(tmp_path / "a", **cut), 1).named("train", "docs/")[-1]
+    mixes = []
+    for more in (5, 200):
+        rows = with_text(last.member, lambda text, more=more: text + " more" * more)
+        with monkeypatch.context() as patch:
+            patch.setattr("storage.corpus.documents.rows", rows)
+            mixes.append(made(tmp_path / "a", **cut))
+    recorded, rebuilt = mixes if longer == "rebuilt" else reversed(mixes)
+    one, other = (mix.manifest.mix.sources[1].train.windows for mix in (recorded, rebuilt))
+    said = found(recorded, rebuilt).what
+    assert f"texts.tar, {last.member} document 0" in said and mixes[0].manifest.mix.sources[1].train.tail
+    if shard_windows == 1:
+        assert f"train: {one} and {other} windows, the same as far as both go" in said
+    else:
+        assert f"train window {min(one, other)} " in said and f"texts.tar {last.member} 0" in said
 
 
 def test_another_choice_of_what_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
