@@ -1,7 +1,7 @@
 """The command line, `verbatim`: every command explains itself with an example (`verbatim COMMAND --help`).
 
-prepare, train and publish run as Prefect flows, so they have a history that `make serve` shows. An auditor needs no
-Prefect: audit, sample, verify and doctor call plain functions.
+prepare, reproduce-mix, train and publish run as Prefect flows, so they have a history that `make serve` shows. An
+auditor needs no Prefect: audit, sample, verify, docs and doctor call plain functions.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; an audit's verdict is 0 match, 10 no match, 11 a faulty input,
 12 a faulty machine, 13 refused.
@@ -73,6 +73,35 @@ def prepare(recipe: RecipeArgument, folder: FolderOption = "") -> None:
 
         mix = flow(_recipe(recipe), _absolute(folder))
     _line(f"{mix.windows:,} windows in {mix.uri}\nmix root {mix.mix_root}")
+
+
+@app.command()
+def reproduce_mix(
+    recipe: RecipeArgument,
+    published: Annotated[
+        str,
+        typer.Option(help="What to compare with: a published run, a run's folder or a mix. Default: one's own."),
+    ] = "",
+    folder: Annotated[
+        str, typer.Option(help="The mix is made in rebuilt-mix/ below it. Default: runs/ and the recipe's name.")
+    ] = "",
+) -> None:
+    """Make a recipe's windows anew and compare them.
+
+    From the pinned text, in an empty folder. One root, or exit code 10 and the first source, file and window that
+    differ, with the versions that could explain it. Of what is published the manifest is enough; its index and leaves
+    let documents and windows be named.
+
+    \b
+    Example: verbatim reproduce-mix demo --published /srv/public/demo --folder /tmp/again
+    """
+    from flows import history
+
+    with history.recorded(console):
+        from flows.reproduce_mix import reproduce_mix as flow
+
+        mix = flow(_recipe(recipe), _absolute(published), _absolute(folder))
+    _line(f"the same mix: {mix.windows:,} windows made anew in {mix.uri}\nmix root {mix.mix_root}")
 
 
 @app.command()
@@ -204,6 +233,34 @@ def verify(
 
 
 @app.command()
+def docs(
+    store: Annotated[str, typer.Argument(help="A published run, a run's folder or a mix: folder or file:// address.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Which documents did this step see?")] = None,
+    window: Annotated[int | None, typer.Option(min=0, help="Which are in this window of the stream?")] = None,
+    doc: Annotated[str, typer.Option(help="Which steps saw the document with this id, and what does it say?")] = "",
+    search: Annotated[str, typer.Option(help="Which documents hold this text? Reads every window.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Ask which documents a step saw, and which steps saw a document.
+
+    With the text that the windows hold. All but --search read from the store only the windows that they show.
+
+    \b
+    Examples: verbatim docs runs/demo/published --step 17
+              verbatim docs runs/demo/published --search "arrow of time"
+              verbatim docs runs/demo/published --doc math/train/1234
+    """
+    from flows.docs import ask, lines
+
+    answer = ask(_absolute(store), step, window, doc, search, _read_so_far(as_json))
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        for line in lines(answer):
+            _line(line)
+
+
+@app.command()
 def doctor(
     backend: AnyBackendOption = "cpu",
     recipe: Annotated[str, typer.Option(help="Say instead what a recipe's pieces of work take of memory.")] = "",
@@ -277,6 +334,16 @@ def _say(quiet: bool) -> Callable[[AuditProgress], None]:
         errors.print(f"{progress.stage}{step}{left}", style="dim", highlight=False, soft_wrap=True)
 
     return (lambda progress: None) if quiet else say
+
+
+def _read_so_far(quiet: bool) -> Callable[[int, int], None]:
+    """Shows how far a search is, on standard error, where a person watches it."""
+
+    def say(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        print(f"\r{done:,} of {total:,} windows searched", end=end, file=sys.stderr, flush=True)
+
+    return say if sys.stderr.isatty() and not quiet else lambda done, total: None
 
 
 def _show_verdict(result: dict[str, Any], as_json: bool) -> None:

@@ -88,6 +88,15 @@ def plan(spec: RunSpec, step: int) -> StepPlan:
     return StepPlan(step, phase.phase, first, phase.windows, first * seq_len, (first + phase.windows) * seq_len)
 
 
+def step_of(spec: RunSpec, window: int) -> int:
+    """The step that reads a window of the stream, in constant time; raises IndexError outside the run."""
+    end = total_windows(spec)
+    if not 0 <= window < end:
+        raise IndexError(f"window {window} is outside run {spec.name!r}: its {end:,} windows are 0 to {end - 1}")
+    phase = next(entry for entry in reversed(phase_table(spec)) if entry.first_window <= window)
+    return phase.first_step + (window - phase.first_window) // phase.windows
+
+
 def learning_rate(spec: RunSpec, tokens_before: int) -> np.float32:
     """Rate of a step that starts after tokens_before tokens, rounded once to float32.
 

@@ -197,6 +197,12 @@ def check_same(recorded: Entry, found: Entry) -> None:
         )
 
 
+def recorded_steps(store: Store) -> int:
+    """How many steps the ledger holds, read from its last part alone: the chain is not verified."""
+    parts = [key for key in store.list("ledger/") if _PART.fullmatch(key)]
+    return _part_entries(store, parts[-1])[-1].step + 1 if parts else 0
+
+
 def _read(store: Store, parts: list[str], expected: int = 0) -> Iterator[Entry]:
     """All entries of the parts in key order, from step `expected` on; the caller checks the chain."""
     for key in parts:

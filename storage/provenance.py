@@ -46,7 +46,7 @@ def provenance(backend: str) -> Provenance:
         device=_processor(),
         threads=cores(),
         system=platform.platform(),
-        versions={"python": platform.python_version()} | {name: _version(name) for name in DISTRIBUTIONS},
+        versions={"python": platform.python_version()} | {name: version(name) for name in DISTRIBUTIONS},
         code=code_digest(),
         lock=lock_digest(),
         contract=kernels.CONTRACT,
@@ -74,7 +74,8 @@ def lock_digest() -> str:
         ) from None
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
+    """The installed version of a distribution."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.keys import Key, verify_signature
+from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
 from storage.errors import InputFault, MissingObject, Refused, UsageError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Ledger
@@ -174,7 +175,7 @@ def _objects(run: Run, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
         for key in run.store.list(folder):
             if key != HEADER_KEY and not _after(key, len(run.ledger)):
                 yield run.store, key, key
-    for key in (*run.stream.manifest.files, MIX_MANIFEST):
+    for key in (*run.stream.manifest.files, *mix_store.list(MADE_WITH), MIX_MANIFEST):
         yield mix_store, key, MIX + key
 
 

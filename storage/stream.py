@@ -50,6 +50,10 @@ class Stream:
             result[places] = reader.read(rows)
         return result
 
+    def rows(self, source: int, part: str, rows: np.ndarray) -> np.ndarray:
+        """Windows of a source's part ("train" or "held_out") by their rows, verified: uint[n, window_tokens]."""
+        return (self._train if part == "train" else self._held_out)[source].read(rows)
+
     def leaves(self, first: int, count: int) -> list[bytes]:
         """The windows' 32-byte leaves, without reading the windows."""
         result = [b""] * count

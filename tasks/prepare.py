@@ -9,12 +9,13 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage import recipe as recipes
+from storage.corpus import made_with
 from storage.corpus.compare import first_difference
 from storage.corpus.manifest import Manifest
 from storage.corpus.prepare import prepare
-from storage.errors import Divergence
+from storage.errors import Divergence, UsageError
+from storage.questions import open_mix
 from storage.store import open_store
-from storage.stream import Stream
 from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
@@ -63,15 +64,27 @@ def _show(manifest: Manifest) -> None:
     create_table_artifact(rows, key="mix-sources", description=f"Sources of mix {manifest.root[:16]}")
 
 
+@task(task_run_name="claim an empty folder", cache_policy=NO_CACHE)
+def claim_folder(recorded: str, rebuilt: str) -> None:
+    """Refused unless `rebuilt` is empty or a rebuild that this code began; UsageError if `recorded` is no other mix."""
+    store = open_store(rebuilt)
+    if open_mix(recorded).store.uri == store.uri:
+        raise UsageError(
+            f"{store.uri} would be compared with itself",
+            next_step="give the recorded mix with --published, another folder for the new one with --folder",
+        )
+    made_with.claim(store)
+
+
 @task(task_run_name="compare the two mixes", cache_policy=NO_CACHE)
 def compare_mixes(recorded: str, rebuilt: str) -> None:
     """Raises Divergence, naming the first source, file and window that differ, unless the two mixes are the same."""
-    first, second = (Stream.open(open_store(uri)) for uri in (recorded, rebuilt))
+    first, second = open_mix(recorded), open_mix(rebuilt)
     if difference := first_difference(first, second):
         raise Divergence(
             f"the rebuilt mix has root {second.manifest.root}, the recorded one {first.manifest.root}; "
-            f"first difference: {difference}",
-            cause="another recipe, or a library that cuts or encodes text differently",
-            next_step=f"compare {recorded}/manifest.json with {rebuilt}/manifest.json",
+            f"first difference: {difference.what}",
+            cause=difference.cause,
+            next_step=f"compare the manifest.json of {recorded} with that of {rebuilt}",
         )
     create_markdown_artifact(f"**MATCH** mix root `{first.manifest.root}`", key="reproduced-mix")

@@ -1,54 +1,138 @@
-"""Where two mixes part: the first source, file and window that differ."""
+"""Where two mixes part: the first source, file, document and window that differ, and what could be the reason.
+
+    spec → documents of each source (by the indexes) → tokenizer → windows → all else under the mix root
+
+What is compared stands in the manifests; documents and windows are named if their files lie beside the manifest.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from storage.corpus.index import documents_in
+import numpy as np
+
+from storage.corpus import made_with
+from storage.corpus.index import Index, first_other_document
+from storage.corpus.spec import SourceSpec
+from storage.errors import InputFault, MissingObject
 from storage.stream import Stream
 from storage.windows import PARTS, WindowReader
 
 
-def first_difference(recorded: Stream, rebuilt: Stream) -> str:
-    """One line that names what differs first, from the spec down to a window; "" if the mixes are the same."""
-    one, other = recorded.manifest.mix, rebuilt.manifest.mix
+@dataclass(frozen=True)
+class Difference:
+    """what: the first that differs, in one line; cause: what could explain it."""
+
+    what: str
+    cause: str
+
+
+def first_difference(recorded: Stream, rebuilt: Stream) -> Difference | None:
+    """From the spec down to a document and a window; None if the mixes are the same."""
     if recorded.manifest.root == rebuilt.manifest.root:
-        return ""
-    for path, a, b in _differences(one.spec.model_dump(mode="json"), other.spec.model_dump(mode="json"), "spec"):
-        return f"{path}: {a!r} and {b!r}"
-    if one.tokenizer != other.tokenizer:
-        return f"tokenizer: {one.tokenizer.digest} and {other.tokenizer.digest}"
+        return None
+    one, other = recorded.manifest.mix, rebuilt.manifest.mix
+    if what := next(_specs(one.spec.model_dump(mode="json"), other.spec.model_dump(mode="json")), ""):
+        return Difference(what, "another recipe than the recorded mix was made by")
+    cause = _cause(recorded, rebuilt)
     for number, source in enumerate(one.sources):
-        for part in PARTS:
-            if getattr(source, part).root != getattr(other.sources[number], part).root:
-                return _window(recorded, rebuilt, number, part)
+        if source != other.sources[number]:
+            if what := _source(recorded, rebuilt, number):
+                return Difference(f"source {source.name}, {what}", cause)
+    if one.tokenizer != other.tokenizer:
+        return Difference(f"tokenizer: {one.tokenizer.digest} and {other.tokenizer.digest}", cause)
     for path, a, b in _differences(one.model_dump(mode="json"), other.model_dump(mode="json"), "mix"):
-        return f"{path}: {a!r} and {b!r}"
+        return Difference(f"{path}: {a!r} and {b!r}", cause)
     raise AssertionError("two mix roots over equal content")
+
+
+def _cause(recorded: Stream, rebuilt: Stream) -> str:
+    try:
+        one, other = (made_with.recorded(stream.store, stream.base) for stream in (recorded, rebuilt))
+    except InputFault as error:
+        return f"unknown: {error.message}"
+    if one is None or other is None:
+        return "unknown: with which code and libraries it was made is not written beside each mix"
+    if found := made_with.differences(one, other):
+        return f"made with {found}"
+    return (
+        "not the versions: both say that the same code made them with the same libraries; so a faulty machine, or a "
+        "mix that was changed afterwards"
+    )
+
+
+def _specs(one: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
+    """What differs in two mix specs, sources and files by their names."""
+    sources, others = (
+        {source["name"]: SourceSpec.model_validate(source) for source in spec.pop("sources")} for spec in (one, other)
+    )
+    yield from (f"spec.{path}: {a!r} and {b!r}" for path, a, b in _differences(one, other))
+    if list(sources) != list(others):
+        yield f"spec.sources: {list(sources)} and {list(others)}"
+    for name in sources:
+        yield from _files(name, sources[name], others[name])
+
+
+def _files(source: str, one: SourceSpec, other: SourceSpec) -> Iterator[str]:
+    files, others = ({file.name: file.model_dump(mode="json") for file in spec.files} for spec in (one, other))
+    for name in sorted(files.keys() | others.keys()):
+        if name not in files or name not in others:
+            yield f"source {source}, file {name}: only in the {'recorded' if name in files else 'rebuilt'} mix"
+        else:
+            for path, a, b in _differences(files[name], others[name]):
+                yield f"source {source}, file {name}: {path} {a!r} and {b!r}"
+
+
+def _source(recorded: Stream, rebuilt: Stream, number: int) -> str:
+    """The first document and the first window of a source that differ, as far as can be seen; "" if all is equal."""
+    one, other = (stream.manifest.mix for stream in (recorded, rebuilt))
+    same_ids = one.tokenizer == other.tokenizer
+    found = [_document(recorded, rebuilt, number, same_ids)]
+    for name in ("skipped", "text_bytes"):
+        a, b = (getattr(mix.sources[number], name) for mix in (one, other))
+        found += [f"{name} {a} and {b}"] if a != b else []
+    if same_ids:  # else every window differs
+        parts = (part for part in PARTS if _root(recorded, number, part) != _root(rebuilt, number, part))
+        found += [_window(recorded, rebuilt, number, part) for part in parts][:1]
+    return "; ".join(filter(None, found))
+
+
+def _document(recorded: Stream, rebuilt: Stream, number: int, same_ids: bool) -> str:
+    try:
+        return first_other_document(Index(recorded, number), Index(rebuilt, number), same_ids)
+    except MissingObject:
+        return ""
+
+
+def _root(stream: Stream, source: int, part: str) -> str:
+    return str(getattr(stream.manifest.mix.sources[source], part).root)
 
 
 def _window(recorded: Stream, rebuilt: Stream, source: int, part: str) -> str:
     """The first window of a part that differs, and the documents of the recorded one."""
-    name = recorded.mixture.names[source]
     readers = [WindowReader(s.manifest, s.store, s.base, source, part) for s in (recorded, rebuilt)]
-    row = next(_unequal(*(reader.all_leaves() for reader in readers)), None)
-    if row is None:
+    width = recorded.manifest.mix.spec.shard_windows
+    both = enumerate(zip(*(reader.windows.shards for reader in readers), strict=False))
+    shard = next((shard for shard, (a, b) in both if a != b), None)
+    if shard is None:
         counts = [reader.windows.windows for reader in readers]
-        return f"source {name}, {part}: {counts[0]} and {counts[1]} windows, the same as far as both go"
-    shard = row // recorded.manifest.mix.spec.shard_windows
-    documents = documents_in(recorded, name, part, row)
-    addresses = ", ".join(" ".join(filter(None, (d["file"], d["member"], str(d["position"])))) for d in documents)
-    return f"source {name}, {part} window {row} (shard {shard}), which holds text of {addresses}"
+        return f"{part}: {counts[0]} and {counts[1]} windows, the same as far as both go"
+    rows = range(shard * width, min((shard + 1) * width, *(reader.windows.windows for reader in readers)))
+    try:
+        leaves = [reader.leaves(np.array(rows)) for reader in readers]
+        row = next((row for row, a, b in zip(rows, *leaves, strict=True) if a != b), rows.stop)
+        documents = Index(recorded, source).in_rows(part, [row])[row]
+    except MissingObject:
+        return f"{part} windows {rows.start} to {rows.stop - 1} (shard {shard})"
+    addresses = ", ".join(document.address for document in documents)
+    return f"{part} window {row} (shard {shard}), which holds text of {addresses}"
 
 
-def _unequal(one: Iterator[bytes], other: Iterator[bytes]) -> Iterator[int]:
-    return (row for row, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-
-
-def _differences(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+def _differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(path, value, value) of what differs in two JSON values."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
-            yield from _differences(a.get(key), b.get(key), f"{path}.{key}")
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for index, (x, y) in enumerate(zip(a, b, strict=True)):
             yield from _differences(x, y, f"{path}[{index}]")

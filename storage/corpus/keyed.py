@@ -2,15 +2,20 @@
 
     key(seed, purpose, ...)     32 bytes: BLAKE3 of the canonical JSON of [seed, purpose, ...]
     permute(key, n, index)      a permutation of 0 .. n-1, any part of it, in any order, in constant time an element
+    restore(key, n, index)      its inverse
 
 The permutation is a Feistel network over the smallest domain 4^h that holds n, walked until it lands below n (at most
 four steps on average). It needs no memory, so that order never depends on workers, listing or what was read before.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kernels import canonical
 from kernels.digest import digest
+
+Move = Callable[[np.ndarray, int, np.ndarray], np.ndarray]
 
 ROUNDS = 16  # half-words of one or two bits need many; the cost is a few nanoseconds an element
 
@@ -22,6 +27,15 @@ def key(seed: int, *purpose: str | int) -> bytes:
 
 def permute(key: bytes, n: int, index: np.ndarray) -> np.ndarray:
     """Where `index` (integers below n) goes under the permutation of 0 .. n-1 that `key` says; int64."""
+    return _walk(key, n, index, _feistel)
+
+
+def restore(key: bytes, n: int, index: np.ndarray) -> np.ndarray:
+    """What `permute` with this key and n sends to `index` (integers below n); int64."""
+    return _walk(key, n, index, _unfeistel)
+
+
+def _walk(key: bytes, n: int, index: np.ndarray, move: Move) -> np.ndarray:
     if not 0 < n < 2**62:
         raise ValueError(f"a permutation of {n} elements was asked for; 1 to 2^62 - 1 are possible")
     values = np.array(index, dtype=np.uint64)
@@ -29,9 +43,9 @@ def permute(key: bytes, n: int, index: np.ndarray) -> np.ndarray:
         raise IndexError(f"index {int(values.max())} is not below {n}")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     round_keys = _round_keys(key)
-    values = _feistel(values, half, round_keys)
+    values = move(values, half, round_keys)
     while (outside := values >= n).any():
-        values[outside] = _feistel(values[outside], half, round_keys)
+        values[outside] = move(values[outside], half, round_keys)
     return values.astype(np.int64)
 
 
@@ -46,6 +60,15 @@ def _feistel(values: np.ndarray, half: int, round_keys: np.ndarray) -> np.ndarra
     left, right = values >> shift, values & mask
     for round_key in round_keys:
         left, right = right, left ^ (_mix(right ^ round_key) & mask)
+    return (left << shift) | right
+
+
+def _unfeistel(values: np.ndarray, half: int, round_keys: np.ndarray) -> np.ndarray:
+    """The inverse of `_feistel`."""
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> shift, values & mask
+    for round_key in round_keys[::-1]:
+        left, right = right ^ (_mix(left ^ round_key) & mask), left
     return (left << shift) | right
 
 

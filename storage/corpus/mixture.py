@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from storage.corpus.keyed import key, permute
+from storage.corpus.keyed import key, permute, restore
 from storage.errors import UsageError
 
 
@@ -62,12 +62,25 @@ class Mixture:
             here = (source == s) & (passes == p)
             position[here] = permute(key(self.seed, "pass", self.names[s], p), self.windows[s], position[here])
 
+    def find(self, source: int, number: np.ndarray) -> np.ndarray:
+        """The global indices of a source's windows with these running numbers (integers >= 0); int64, as `number`."""
+        block, rank = np.divmod(np.asarray(number, dtype=np.int64), self.counts[source])
+        slot = np.empty_like(block)
+        for b in np.unique(block).tolist():
+            here = block == b
+            slot[here] = np.nonzero(_slots(self.seed, self.counts, b)[0] == source)[0][rank[here]]
+        return block * self.block + slot
+
     def begins_pass(self, source: int, number: int) -> int:
         """The first global window index of a source's pass `number`."""
-        block, rank = divmod(number * self.windows[source], self.counts[source])
-        slot_source, slot_rank = _slots(self.seed, self.counts, block)
-        (slot,) = np.nonzero((slot_source == source) & (slot_rank == rank))[0]
-        return block * self.block + int(slot)
+        return int(self.find(source, np.array([number * self.windows[source]]))[0])
+
+    def in_pass(self, source: int, position: np.ndarray, number: int) -> np.ndarray:
+        """The global indices under which a source's rows `position` come in its pass `number`; int64, as `position`."""
+        count = self.windows[source]
+        if number:
+            position = restore(key(self.seed, "pass", self.names[source], number), count, position)
+        return self.find(source, number * count + np.asarray(position, dtype=np.int64))
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,9 @@
 """Prepare a mix: verified files → documents → tokenizer → windows, index and manifest in a store.
 
-Nothing is written until every source is known to fill its windows. Then the tokenizer and, source by source, the
-windows are created; a finished source is recorded in parts/sources/<source>.json, and manifest.json comes last. A
-second call takes up finished sources, after verifying all their objects, and writes what is missing: the same bytes.
+Nothing is written until every source is known to fill its windows. Then made-with.json, the tokenizer and, source by
+source, the windows are created; a finished source is recorded in parts/sources/<source>.json, and manifest.json comes
+last. A second call takes up finished sources, after verifying all their objects, and writes what is missing: the same
+bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from kernels import canonical
 from kernels.digest import digest
 from model.spec import Spec
+from storage.corpus import made_with
 from storage.corpus.documents import Documents, collect, shuffled
 from storage.corpus.fetch import read_pinned
 from storage.corpus.index import index_file, index_key
@@ -82,6 +84,8 @@ def prepare(spec: MixSpec, cache: Path, store: Store, progress: Progress = lambd
         packed[name] = documents, _pack(spec, name, documents, tokens, progress)
     windows = {name: part.source.train.windows for name, part in parts.items()}
     counts = _counts(spec, windows | {name: both[1].train.count for name, both in packed.items()})
+    if TOKENIZER not in store.list(TOKENIZER):  # else an earlier call began this mix, with what it had
+        made_with.record(store)
     _write_tokenizer(spec, tokens, store)
     for name in sorted(packed):
         parts[name] = _write_source(spec, name, *packed[name], made_from, store, progress)

@@ -77,6 +77,20 @@ class Tokens:
             tell(done, len(texts))
         return Encoded(np.concatenate(pieces), np.cumsum(np.concatenate(lengths)))
 
+    def text(self, ids: np.ndarray) -> str:
+        """The text of these ids; what is cut off within a character, at either end, shows as U+FFFD."""
+        return self._reference.decode(ids.tolist(), skip_special_tokens=False)
+
+    def id_bytes(self) -> list[bytes] | None:
+        """What each id stands for, as UTF-8; None if the tokenizer is no byte-level one."""
+        if not isinstance(self._reference.decoder, decoders.ByteLevel):
+            return None
+        pieces = [b""] * (1 + max(self._reference.get_vocab(with_added_tokens=True).values()))
+        for piece, number in self._reference.get_vocab(with_added_tokens=True).items():
+            plain = all(letter in _BYTES for letter in piece)
+            pieces[number] = bytes(_BYTES[letter] for letter in piece) if plain else piece.encode()
+        return pieces
+
     def check(self, text: str, ids: np.ndarray) -> None:
         """MachineFault unless the defining library gives the same ids for `text` (plus the end-of-text token)."""
         expected = [*self._reference.encode(text, add_special_tokens=False).ids, self.eot]
@@ -89,6 +103,16 @@ class Tokens:
                 cause="a version of fastokens whose rules differ from the tokenizer's",
                 next_step="install the versions of constraints.txt",
             )
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that byte-level BPE (Radford et al. 2019) writes for each byte: itself, if that can be seen."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(unseen)}
+
+
+_BYTES = _byte_letters()
 
 
 def train(spec: TrainTokenizer, texts: Iterator[str]) -> bytes:

@@ -18,7 +18,7 @@ from storage import engine, recipe
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
-COMMANDS = ("prepare", "train", "publish", "audit", "sample", "verify", "doctor")
+COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "verify", "docs", "doctor")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

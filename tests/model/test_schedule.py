@@ -96,3 +96,15 @@ def test_rates_are_the_formula_rounded_once() -> None:
             cosine = peak / 10 + peak * 9 / 10 * (1 + mpmath.cos(mpmath.pi * share)) / 2
             expected = f32(peak * tokens / warmup if tokens < warmup else cosine)
             assert schedule.learning_rate(spec, tokens) == expected
+
+
+def test_the_step_of_every_window() -> None:
+    spec = with_phases(total=4096 * 60, phases=[(0, 3), (4096 * 10, 7), (4096 * 40, 2)])
+    of = [plan.step for plan in walk(spec) for _ in range(plan.windows)]
+    assert [schedule.step_of(spec, window) for window in range(len(of))] == of
+    for outside in (-1, len(of)):
+        with pytest.raises(IndexError, match=f"window {outside} is outside run"):
+            schedule.step_of(spec, outside)
+    paper = run_spec("open_1b")
+    assert schedule.step_of(paper, schedule.plan(paper, 41_000).first_window) == 41_000
+    assert schedule.step_of(paper, schedule.plan(paper, 41_000).first_window - 1) == 40_999

@@ -3,7 +3,6 @@
 import json
 import tarfile
 import unicodedata
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from kernels.digest import digest
-from storage.corpus.index import documents_seen
 from storage.corpus.keyed import key
 from storage.errors import UsageError
 from storage.store import MemoryStore
@@ -118,18 +116,3 @@ def test_the_manifest_says_where_passes_begin(made: tuple[Stream, Slicer]) -> No
     for source, name in enumerate(stream.mixture.names):
         mine = np.nonzero((located.source == source) & (located.passes == 1))[0]
         assert stream.manifest.mix.next_pass[name] == mine[0]
-
-
-def test_documents_seen_by_a_step(made: tuple[Stream, Slicer]) -> None:
-    stream, slicer = made
-    for first, count in ((0, 3), (77, 2), (sum(stream.mixture.windows), 6)):
-        located = stream.locate(first, count)
-        expected = []
-        for i in range(count):
-            window = slicer.window(int(located.source[i]), int(located.position[i]))
-            passed = int(located.passes[i])
-            expected += [(first + i, passed, *address) for address in dict.fromkeys(address for address, _ in window)]
-        seen = documents_seen(stream, first, count)
-        assert [(d["window"], d["pass"], d["file"], d["member"], d["position"]) for d in seen] == expected
-    sizes = Counter(address for tokens in slicer.train for address, _ in tokens)
-    assert all(d["tokens"] == sizes[d["file"], d["member"], d["position"]] for d in seen)

@@ -1,16 +1,27 @@
+"""Two mixes that differ: the first source, file, document and window are named, and the versions that could be why."""
+
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage.corpus import extract
-from storage.corpus.compare import first_difference
+from storage.corpus import extract, made_with
+from storage.corpus.compare import Difference, first_difference
 from storage.corpus.extract import Row
+from storage.corpus.index import Index
+from storage.corpus.made_with import MadeWith
 from storage.corpus.prepare import TOKENIZER
-from storage.store import MemoryStore
+from storage.corpus.tokens import train
+from storage.errors import Refused
+from storage.store import MemoryStore, Store
 from storage.stream import Stream
-from tests.storage.corpus.mixes import pin, prepared, small
+from storage.windows import WindowReader
+from tests.storage.corpus.mixes import pin, prepared, prose, small, write_jsonl
+
+CALM = "docs/00.txt"  # a document that stays in its part when a word of it changes
 
 
 def made(folder: Path, **changes: Any) -> Stream:
@@ -19,49 +30,198 @@ def made(folder: Path, **changes: Any) -> Stream:
     return Stream.open(store)
 
 
-def with_text(change: str) -> Any:
-    """An extractor with a fault: one text of the archive comes out with `change` at its end."""
+def with_text(member: str, change: Callable[[str], str | None]) -> Any:
+    """An extractor with a fault: one text of the archive comes out changed, or not at all."""
     honest = extract.rows
 
     def rows(*args: Any) -> Any:
         for row in honest(*args):
-            altered = row.member == "docs/07.txt" and row.text is not None
-            yield Row(row.member, row.position, f"{row.text}{change}") if altered else row
+            if row.member != member or row.text is None:
+                yield row
+            elif (text := change(row.text)) is not None:
+                yield Row(row.member, row.position, text)
 
     return rows
 
 
+def pinned(folder: Path, recorded: Stream) -> dict[str, Any]:
+    """The recorded mix's tokenizer, as a recipe pins it."""
+    (folder / "tokenizer.json").write_bytes(recorded.store.read(TOKENIZER))
+    about = pin(folder / "tokenizer.json")
+    return {"kind": "pinned", **{name: about[name] for name in ("path", "sha256", "size")}}
+
+
+def found(recorded: Stream, rebuilt: Stream) -> Difference:
+    difference = first_difference(recorded, rebuilt)
+    assert difference is not None and "\n" not in difference.what
+    return difference
+
+
+def without(stream: Stream, *ends: str) -> Stream:
+    """The mix in a store that lacks the objects whose keys end so: at the least, a manifest alone."""
+    store = MemoryStore(os.urandom(8).hex())
+    for key in stream.store.list():
+        if not key.endswith(ends):
+            store.create(key, stream.store.read(key))
+    return Stream.open(store)
+
+
+def says(store: Store, code: str, **versions: str) -> None:
+    """Let the mix say that it was made with this."""
+    store.delete(made_with.KEY)
+    honest = made_with.here()
+    store.create(made_with.KEY, MadeWith(code=code, versions=honest.versions | versions).canonical())
+
+
 def test_equal_mixes(tmp_path: Path) -> None:
-    assert first_difference(made(tmp_path / "a"), made(tmp_path / "b")) == ""
+    assert first_difference(made(tmp_path / "a"), made(tmp_path / "b")) is None
 
 
 def test_another_spec(tmp_path: Path) -> None:
     recorded = made(tmp_path / "a")
-    assert first_difference(recorded, made(tmp_path / "b", block=17)) == "spec.block: 16 and 17"
+    difference = found(recorded, made(tmp_path / "b", block=17))
+    assert difference == Difference("spec.block: 16 and 17", "another recipe than the recorded mix was made by")
     other = small(tmp_path / "c").sources[0].files[0].model_dump()
     sources = [{"name": "rows", "files": [other]}, {"name": "texts", "files": [pin(tmp_path / "c" / "texts.tar")]}]
-    found = first_difference(recorded, made(tmp_path / "c", sources=sources))
-    assert found.startswith("spec.sources[1].files[0].extract.include")
+    said = found(recorded, made(tmp_path / "c", sources=sources)).what
+    assert said.startswith("source texts, file texts.tar: extract.include")
 
 
-def test_another_extraction_names_source_window_and_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_and_files(tmp_path: Path) -> None:
+    recorded, spec = made(tmp_path / "a"), small(tmp_path / "a")
+    rows, texts = (source.model_dump() for source in spec.sources)
+    assert found(recorded, made(tmp_path / "b", sources=[rows])).what == "spec.sources: ['rows', 'texts'] and ['rows']"
+    more = pin(write_jsonl(tmp_path / "more.jsonl", ["more"]), kind="rows")
+    rebuilt = made(tmp_path / "b", sources=[rows | {"files": [*rows["files"], more]}, texts])
+    assert found(recorded, rebuilt).what == "source rows, file more.jsonl: only in the rebuilt mix"
+    changed = pin(write_jsonl(tmp_path / "a" / "rows.jsonl", [prose(i, 50) for i in range(90)]), kind="rows")
+    rebuilt = made(tmp_path / "b", sources=[rows | {"files": [changed]}, texts])
+    said = found(recorded, rebuilt).what
+    assert said.startswith("source rows, file rows.jsonl: sha256 ") and changed["sha256"] in said
+
+
+def test_another_extraction_names_file_document_and_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = made(tmp_path / "a")
-    (tmp_path / "tokenizer.json").write_bytes(recorded.store.read(TOKENIZER))
-    about = pin(tmp_path / "tokenizer.json")
-    pinned = {"kind": "pinned", **{name: about[name] for name in ("path", "sha256", "size")}}
-    recorded = made(tmp_path / "a", tokenizer=pinned)
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text("!"))
-    rebuilt = made(tmp_path / "a", tokenizer=pinned)
-    found = first_difference(recorded, rebuilt)
-    assert found.startswith("source texts, train window ") and "texts.tar docs/07.txt 0" in found
-    row = int(found.split("window ")[1].split(" ")[0])
-    one, other = (stream._train[1].all_leaves() for stream in (recorded, rebuilt))
+    recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: f"{text}!"))
+    rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    said = found(recorded, rebuilt).what
+    (document,) = (d for part in ("train", "held_out") for d in Index(recorded, 1).named(part, "docs/07.txt"))
+    assert said.startswith(f"source texts, file texts.tar, docs/07.txt document 0: {document.tokens} tokens (")
+    assert f"and {document.tokens + 1} tokens (" in said and "; text_bytes " in said
+    row = int(said.split("train window ")[1].split(" ")[0])
+    one, other = (WindowReader(s.manifest, s.store, "", 1, "train").all_leaves() for s in (recorded, rebuilt))
     assert [a == b for a, b in zip(one, other, strict=False)].index(False) == row
 
 
-def test_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_text_of_the_same_length_names_window_and_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded = made(tmp_path / "a")
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text(" zqzqzq" * 1000))
+    recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text(CALM, lambda text: text.replace("=", "~")))
+    rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    said = found(recorded, rebuilt).what
+    assert said.startswith("source texts, train window ") and f"which holds text of texts.tar {CALM} 0" in said
+
+
+@pytest.mark.parametrize("shard_windows", [1, 8])
+@pytest.mark.parametrize("longer", ["recorded", "rebuilt"])
+def test_windows_that_only_one_mix_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: str, shard_windows: int
+) -> None:
+    monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text[:20])
+    cut = {"tokenizer": pinned(tmp_path, made(tmp_path / "a")), "shard_windows": shard_windows}
+    last = Index(made(tmp_path / "a", **cut), 1).named("train", "docs/")[-1]
+    mixes = []
+    for more in (5, 200):
+        rows = with_text(last.member, lambda text, more=more: text + " more" * more)
+        with monkeypatch.context() as patch:
+            patch.setattr("storage.corpus.documents.rows", rows)
+            mixes.append(made(tmp_path / "a", **cut))
+    recorded, rebuilt = mixes if longer == "rebuilt" else reversed(mixes)
+    one, other = (mix.manifest.mix.sources[1].train.windows for mix in (recorded, rebuilt))
+    said = found(recorded, rebuilt).what
+    assert f"texts.tar, {last.member} document 0" in said and mixes[0].manifest.mix.sources[1].train.tail
+    if shard_windows == 1:
+        assert f"train: {one} and {other} windows, the same as far as both go" in said
+    else:
+        assert f"train window {min(one, other)} " in said and f"texts.tar {last.member} 0" in said
+
+
+def test_another_choice_of_what_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other Unicode tables would have it: the same texts, other keys."""
+    recorded = made(tmp_path / "a")
+    monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text.upper())
+    said = found(recorded, made(tmp_path / "a")).what
+    match = re.match(r"source rows, file rows\.jsonl, document (\d+): (\d+) tokens \((\w+)\) and (\d+) tokens", said)
+    assert match and match[2] == match[4]
+    parts = {d.position: part for part in ("train", "held_out") for d in Index(recorded, 0).named(part, "")}
+    assert parts[int(match[1])] == match[3] and "; train window " in said
+
+
+def test_a_document_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = made(tmp_path / "a")
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: None))
+    said = found(recorded, made(tmp_path / "a")).what  # the tokenizer differs too, for this reason
+    assert said.startswith("source texts, file texts.tar, docs/07.txt document 0: ") and "and absent" in said
+
+
+def test_another_tokenizer_over_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = made(tmp_path / "a")
+    monkeypatch.setattr("storage.corpus.prepare.train", lambda spec, texts: train(spec, reversed(sorted(texts)[:60])))
     rebuilt = made(tmp_path / "a")
     digests = [stream.manifest.mix.tokenizer.digest for stream in (recorded, rebuilt)]
-    assert first_difference(recorded, rebuilt) == f"tokenizer: {digests[0]} and {digests[1]}"
+    assert found(recorded, rebuilt).what == f"tokenizer: {digests[0]} and {digests[1]}"
+
+
+@pytest.mark.parametrize("ends", [(".leaves",), (".leaves", ".parquet", ".arrow", "tokenizer.json", "made-with.json")])
+def test_a_manifest_alone_is_enough_to_name_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: tuple[str, ...]
+) -> None:
+    recorded = made(tmp_path / "a")
+    recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: f"! {text}"))
+    rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    difference = found(without(recorded, *ends), rebuilt)
+    assert "text_bytes" in difference.what
+    shard = int(difference.what.split("(shard ")[1].rstrip(")"))
+    one, other = (stream.manifest.mix.sources[1].train.shards for stream in (recorded, rebuilt))
+    assert [a == b for a, b in zip(one, other, strict=False)].index(False) == shard
+    assert f"train windows {8 * shard} to " in difference.what
+    assert ("docs/07.txt" in difference.what) == (".parquet" not in ends)
+    assert difference.cause.startswith("unknown: ") == ("made-with.json" in ends)
+
+
+def test_the_versions_that_could_explain_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = made(tmp_path / "a")
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: f"! {text}"))
+    rebuilt = made(tmp_path / "a")
+    assert found(recorded, rebuilt).cause.startswith("not the versions: ")
+    honest = made_with.here()
+    says(recorded.store, honest.code, unicode="13.0.0", tokenizers="0.21.4")
+    tables, library = (honest.versions[name] for name in ("unicode", "tokenizers"))
+    assert found(recorded, rebuilt).cause == f"made with tokenizers 0.21.4 and {library}, unicode 13.0.0 and {tables}"
+    says(recorded.store, "0" * 64)
+    assert found(recorded, rebuilt).cause == f"made with code {'0' * 16} and {honest.code[:16]}"
+    recorded.store.delete(made_with.KEY)
+    recorded.store.create(made_with.KEY, b"{}")
+    assert found(recorded, rebuilt).cause.startswith("unknown: made-with.json")
+
+
+def test_a_rebuild_starts_empty_or_goes_on_with_its_own_parts(tmp_path: Path) -> None:
+    store = MemoryStore(os.urandom(8).hex())
+    made_with.claim(store)
+    assert store.list() == [made_with.KEY]
+    prepared(tmp_path, store)
+    made_with.claim(store)
+    says(store, made_with.here().code, unicode="13.0.0")
+    with pytest.raises(Refused, match=r"was made with unicode 13\.0\.0 and ") as error:
+        made_with.claim(store)
+    assert store.uri in error.value.next_step
+    for remove in (False, True):
+        store.delete(made_with.KEY)
+        if not remove:
+            store.create(made_with.KEY, b"damaged")
+        with pytest.raises(Refused, match="objects of unknown origin"):
+            made_with.claim(store)

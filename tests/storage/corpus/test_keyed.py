@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from storage.corpus.keyed import key, permute
+from storage.corpus.keyed import key, permute, restore
 
 MASK = 2**64 - 1
 
@@ -68,3 +68,10 @@ def test_refusals() -> None:
         permute(key(1, "x"), 0, np.arange(0))
     with pytest.raises(IndexError, match="5 is not below 5"):
         permute(key(1, "x"), 5, np.array([5]))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 64, 65, 4097, 10**15])
+def test_restore_is_the_inverse(n: int) -> None:
+    secret, index = key(3, "test", n), np.arange(min(n, 5000))
+    assert restore(secret, n, permute(secret, n, index)).tolist() == index.tolist()
+    assert permute(secret, n, restore(secret, n, index)).tolist() == index.tolist()

@@ -96,3 +96,15 @@ def test_largest_remainder(weights: list[int], total: int, expected: list[int]) 
     found = largest_remainder(weights, total)
     assert found == expected
     assert sum(found) == total
+
+
+def test_find_and_in_pass_lead_back_to_every_window() -> None:
+    index = np.random.default_rng(0).permutation(16 * 30)
+    located = MIXTURE.locate(index)
+    for source in (0, 1, 2):
+        mine = located.source == source
+        assert MIXTURE.find(source, located.number[mine]).tolist() == index[mine].tolist()
+        for passed in np.unique(located.passes[mine]).tolist():
+            here = mine & (located.passes == passed)
+            assert MIXTURE.in_pass(source, located.position[here], passed).tolist() == index[here].tolist()
+    assert located.passes.max() >= 3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kernels import canonical
+from storage.corpus import made_with
 from storage.corpus.index import index_key
 from storage.corpus.manifest import KEY, Manifest, mix_root, read_manifest
 from storage.corpus.prepare import prepare
@@ -138,6 +139,15 @@ def test_an_interrupted_call_leaves_no_manifest_and_is_taken_up(tmp_path: Path, 
     assert objects(broken) == objects(whole)
 
 
+def test_a_mix_of_unknown_origin_is_not_said_to_be_made_here(tmp_path: Path) -> None:
+    target = store()
+    spec, manifest = prepared(tmp_path, target)
+    assert made_with.recorded(target) == made_with.here()
+    target.delete(made_with.KEY)
+    assert prepare(spec, tmp_path, target) == manifest
+    assert made_with.recorded(target) is None
+
+
 def test_a_finished_source_is_not_made_again(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
@@ -262,7 +272,7 @@ def test_every_object_of_the_mix_is_listed(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
     assert isinstance(spec, MixSpec)
-    others = {KEY, "parts/tokenizer.json", "parts/sources/rows.json", "parts/sources/texts.json"}
+    others = {KEY, made_with.KEY, "parts/tokenizer.json", "parts/sources/rows.json", "parts/sources/texts.json"}
     assert set(target.list()) == set(manifest.files) | others
     for key, file in manifest.files.items():
         assert len(target.read(key, file.digest)) == file.size
