@@ -2,12 +2,14 @@
 
     /PATH                                       the file itself: HEAD, GET, Range, ETag
     /datasets/SET/resolve/COMMIT/PATH           302 to /cdn/… on another host name, with the file's size and sha256
+    /api/datasets/SET/tree/COMMIT               its files, two on a page, those that end in .md kept in git
     /gated/datasets/SET/resolve/COMMIT/PATH     the same for who sends the token
 
 `faults`: what the next answers do wrong, first come, first served; an answer is right when none is left.
 """
 
 import hashlib
+import json
 import re
 import socket
 import struct
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote
 
 TOKEN = "hf_of_a_test"
 LATEST = "Mon, 30 Nov 2026 00:00:00 GMT"
@@ -81,6 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = Asked(self.command, headers["Host"], path, headers["Range"], headers["Authorization"])
         self.server.asked.append(asked)
         gated = path.startswith("gated/")
+        if path.startswith("api/"):
+            return self._tree(path)
         if gated and headers["Authorization"] != f"Bearer {TOKEN}":
             return self.refuse(401)
         name = path.removeprefix("gated/")
@@ -101,6 +106,28 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Linked-ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    def _tree(self, path: str) -> None:
+        where, _, query = path.removeprefix("api/").partition("?")
+        folder = where.replace("/tree/", "/resolve/") + "/"
+        entries: list[dict[str, object]] = [{"type": "directory", "oid": "d" * 40, "path": "data", "size": 0}]
+        for name in sorted(self.server.files, reverse=True):
+            if name.startswith(folder):
+                data = self.server.files[name]
+                entry = {"type": "file", "oid": "f" * 40, "path": unquote(name[len(folder) :]), "size": len(data)}
+                lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                entries.append(entry if name.endswith(".md") else entry | {"lfs": lfs})
+        if len(entries) == 1:
+            return self.refuse(404)
+        start = int(dict(parse_qsl(query)).get("cursor", 0))
+        body = json.dumps(entries[start : start + 2]).encode()
+        self.send_response(200)
+        if start + 2 < len(entries):
+            self.send_header("Link", f'<{self.server.url}/api/{where}?cursor={start + 2}>; rel="next"')
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return self.send(body)
 
     def refuse(self, status: int, **more: str) -> None:
         self.send_response(status)

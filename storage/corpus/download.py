@@ -25,8 +25,8 @@ LONGEST = 300.0  # seconds that a server may ask to be left alone
 PIECE = 1 << 20
 
 
-def download(name: str, url: str, pin: Pin, target: Path, token: str | None = None) -> None:
-    """Fetch the pinned file to `target`, going on with the part that an interrupted call left there.
+def download(url: str, pin: Pin, target: Path, token: str | None = None) -> None:
+    """Fetch the pinned file to `target`, going on with the part that an interrupted call left beside it.
 
     Raises InputFault (the address serves another file: both digests), MissingObject, StorageError (the disk), else
     VerbatimError (no network, a server that fails or refuses). `token` is sent to the address's own host alone.
@@ -38,21 +38,21 @@ def download(name: str, url: str, pin: Pin, target: Path, token: str | None = No
             fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same file; then it is there afterwards
             if target.exists():
                 return
-            _fetch(name, url, pin, file, token)
+            _fetch(url, pin, file, token)
             file.flush()
             os.fsync(file.fileno())
             os.replace(part, target)
     except OSError as error:
         raise StorageError(
-            f"{name} could not be stored in {target.parent}: {error.strerror or error}",
+            f"{url} could not be stored in {target.parent}: {error.strerror or error}",
             cause="the disk of the cache folder is full, or the folder may not be written",
             next_step="free some space or change the folder's owner, and run the same command again",
         ) from error
 
 
-def _fetch(name: str, url: str, pin: Pin, file: BufferedRandom, token: str | None) -> None:
+def _fetch(url: str, pin: Pin, file: BufferedRandom, token: str | None) -> None:
     for last in (False, True):
-        at_once, size = _fill(name, url, pin, file, token)
+        at_once, size = _fill(url, pin, file, token)
         found = _digest(file)
         if (found, size) == (pin.sha256, pin.size):
             return
@@ -67,23 +67,22 @@ def _fetch(name: str, url: str, pin: Pin, file: BufferedRandom, token: str | Non
     )
 
 
-def _fill(name: str, url: str, pin: Pin, file: BufferedRandom, token: str | None) -> tuple[bool, int]:
+def _fill(url: str, pin: Pin, file: BufferedRandom, token: str | None) -> tuple[bool, int]:
     """Append what is missing. Returns whether one answer gave the whole file, and the size that it has there."""
     failures = 0
     while True:
-        if (have := file.seek(0, os.SEEK_END)) > pin.size:
-            have = file.truncate(0)
+        have = file.seek(0, os.SEEK_END)
         if have and have == pin.size:  # a former call was killed just before it could say so
             return False, have
         try:
-            with open_remote(name, url, have, token) as answer:
+            with open_remote(url, have, token) as answer:
                 return answer.start == 0, _receive(answer, pin.size, file)
         except Passing as error:
             came = file.seek(0, os.SEEK_END)
             failures = 1 if came > have else failures + 1
             if failures == TRIES:
                 raise VerbatimError(
-                    f"{name}: {error}, {TRIES} times in a row; {came} of {pin.size} bytes are kept ({url})",
+                    f"{url}: {error}, {TRIES} times in a row; {came} of {pin.size} bytes are kept",
                     cause="the network or the server is down",
                     next_step="run the same command again later: it goes on from there",
                 ) from error

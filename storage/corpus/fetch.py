@@ -67,9 +67,9 @@ def _fetch(pin: _Fetched, cache: Path, path: Path) -> None:
     if isinstance(pin, PyPIFile):
         _download(pin, cache, path)
     elif isinstance(pin, HubFile):
-        download(pin.name, hub.url(pin), pin, path, hub.token())
+        download(hub.url(pin.dataset, pin.revision, pin.file), pin, path, hub.token())
     else:
-        download(pin.name, pin.url, pin, path)
+        download(pin.url, pin, path)
 
 
 def _verified(pin: Pinned, path: Path) -> bytes:

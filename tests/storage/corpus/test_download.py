@@ -155,6 +155,15 @@ def test_a_part_of_an_older_file_is_given_up(server: FileServer, tmp_path: Path,
     assert read_pinned(url_file(server), tmp_path) == DATA
 
 
+def test_the_rest_of_a_file_of_another_size_is_not_awaited(server: FileServer, tmp_path: Path) -> None:
+    part(tmp_path).write_bytes(DATA[:1000])
+    server.files["a/b.jsonl"] = DATA + b"more"
+    server.faults.append(Stalled(0))
+    with pytest.raises(InputFault, match="serves another file"):
+        read_pinned(url_file(server), tmp_path)
+    assert server.ranges == ["bytes=1000-", None]
+
+
 def test_a_file_that_changes_while_it_is_fetched(server: FileServer, tmp_path: Path) -> None:
     server.files["a/b.jsonl"] = DATA
     server.faults += [CutOff(1000), Other(OLDER), Right()]
@@ -253,7 +262,9 @@ def test_a_set_with_terms_to_accept(server: FileServer, tmp_path: Path, monkeypa
 
 def test_the_hub_no_longer_has_it(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", server.url)
-    with pytest.raises(MissingObject, match=r"some/set@0123456789abcdef.*a 1\.parquet: the server answers 404"):
+    with pytest.raises(
+        MissingObject, match=r"some/set/resolve/0123456789abcdef.*a%201\.parquet: the server answers 404"
+    ):
         read_pinned(hub_file(), tmp_path)
 
 
