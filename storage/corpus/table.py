@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size
 from storage.corpus.spec import Allowed, Rows
-from storage.corpus.where import columns_of, fits, holds, typed
+from storage.corpus.where import Filter, columns_of, fits, typed
 from storage.errors import InputFault, UsageError
 
 BATCH = 4096  # rows that are filtered together
@@ -68,10 +68,11 @@ def _json(name: str, data: bytes, how: Rows) -> Iterator[Records]:
             cause="unlike a Parquet file's, the columns of JSON rows have no types of their own",
             next_step=f"add columns: {{{', '.join(f'{c}: BIGINT' for c in columns_of(how.where))}}} beside where",
         )
+    holds = None if how.where is None else Filter(name, how.where, how.columns)
     every = _lines(name, data)
     while lines := list(islice(every, BATCH)):
         records = [_object(line, how) for line in lines]
-        yield _filtered_json(name, records, how) if how.where is not None else records
+        yield records if holds is None else _filtered(records, holds, how)
 
 
 def _object(line: bytes, how: Rows) -> dict[str, Any] | str:
@@ -86,10 +87,8 @@ def _object(line: bytes, how: Rows) -> dict[str, Any] | str:
     return record
 
 
-def _filtered_json(name: str, records: Records, how: Rows) -> Records:
-    assert how.where is not None
-    whole = [record for record in records if isinstance(record, dict)]
-    kept = iter(holds(name, how.where, typed(whole, how.columns), how.columns))
+def _filtered(records: Records, holds: Filter, how: Rows) -> Records:
+    kept = iter(holds(typed([record for record in records if isinstance(record, dict)], how.columns)))
     return [record if isinstance(record, str) or next(kept) else "filtered" for record in records]
 
 
@@ -132,6 +131,7 @@ def _parquet(name: str, data: bytes, how: Rows) -> Iterator[Records]:
     chosen = (how.licences, how.languages)
     shown = [how.text, *(allowed.column.partition(".")[0] for allowed in chosen if allowed is not None)]
     read = columns_of(how.where) if how.where is not None else ()
+    holds = None if how.where is None else Filter(name, how.where, {})
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         if missing := sorted({*shown, *read} - set(file.schema_arrow.names)):
@@ -141,8 +141,8 @@ def _parquet(name: str, data: bytes, how: Rows) -> Iterator[Records]:
             )
         for batch in file.iter_batches(BATCH, columns=sorted({*shown, *read})):
             records = _undecoded(batch.select(sorted(set(shown))), how.text).to_pylist()
-            if how.where is not None:
-                kept = holds(name, how.where, pa.Table.from_batches([batch.select(read)]), {})
+            if holds is not None:
+                kept = holds(pa.Table.from_batches([batch.select(read)]))
                 records = [record if keep else "filtered" for record, keep in zip(records, kept, strict=True)]
             yield records
     except (pa.ArrowException, OSError) as error:

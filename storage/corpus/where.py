@@ -111,27 +111,33 @@ def typed(records: list[dict[str, Any]], columns: dict[str, Type]) -> pa.Table:
     )
 
 
-def holds(name: str, where: str, rows: pa.Table, columns: dict[str, Type]) -> list[bool]:
-    """For each of the rows, in order, whether the expression is true. `name`: of their file, for the error.
+class Filter:
+    """An expression, applied to the rows of one file part by part. `name`: the file's, for errors.
 
-    columns: those that are JSON are told so; others have the type that they have in `rows`.
+    columns: those that are JSON are told so; others have the type that they have in the rows.
     """
-    try:
-        with _connection() as connection:
-            table = connection.from_arrow(rows)
-            json_columns = [f"{_quoted(c)}::JSON as {_quoted(c)}" for c, kind in columns.items() if kind == "JSON"]
-            if json_columns:
-                table = table.project(f"* replace ({', '.join(json_columns)})")
-            kept = table.project(duckdb.SQLExpression(where).alias("kept"))
+
+    def __init__(self, name: str, where: str, columns: dict[str, Type]) -> None:
+        self._name, self._where = name, where
+        self._json = [f"{_quoted(c)}::JSON as {_quoted(c)}" for c, kind in columns.items() if kind == "JSON"]
+        self._connection = _connection()  # which takes as long as some thousand rows
+
+    def __call__(self, rows: pa.Table) -> list[bool]:
+        """For each of the rows, in order, whether the expression is true. UsageError if it does not fit them."""
+        try:
+            table = self._connection.from_arrow(rows)
+            if self._json:
+                table = table.project(f"* replace ({', '.join(self._json)})")
+            kept = table.project(duckdb.SQLExpression(self._where).alias("kept"))
             if str(kept.types[0]) != "BOOLEAN":
-                raise UsageError(f"{name}: the filter {where!r} gives {kept.types[0]}, not true or false")
+                raise UsageError(f"{self._name}: the filter {self._where!r} gives {kept.types[0]}, not true or false")
             return [found is True for (found,) in kept.fetchall()]
-    except (duckdb.Error, pa.ArrowException) as error:
-        raise UsageError(
-            f"{name}: the filter {where!r} cannot be applied: {error}",
-            cause="a column of another type than the filter takes it for",
-            next_step="correct where in the recipe; try_cast(column as type) is NULL where the value does not fit",
-        ) from error
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise UsageError(
+                f"{self._name}: the filter {self._where!r} cannot be applied: {error}",
+                cause="a column of another type than the filter takes it for",
+                next_step="correct where in the recipe; try_cast(column as type) is NULL where the value does not fit",
+            ) from error
 
 
 def _quoted(column: str) -> str:

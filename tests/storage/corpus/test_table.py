@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from storage.corpus import table
 from storage.corpus.extract import Row, rows
 from storage.corpus.spec import Rows
-from storage.corpus.where import holds
+from storage.corpus.where import Filter
 from storage.errors import InputFault, UsageError
 
 RECORDS: list[dict[str, Any]] = [
@@ -230,7 +230,7 @@ def test_a_filter_that_came_past_that_check_still_reads_no_file(tmp_path: Path) 
     (tmp_path / "secret").write_text("a")
     where = f"(select content from read_text('{tmp_path / 'secret'}')) = x"
     with pytest.raises(UsageError, match="disabled by configuration"):
-        holds("a.parquet", where, pa.table({"x": ["a"]}), {})
+        Filter("a.parquet", where, {})(pa.table({"x": ["a"]}))
 
 
 def test_columns_are_those_that_the_filter_reads() -> None:
@@ -246,7 +246,7 @@ import sys
 from pathlib import Path
 from storage.corpus.extract import rows
 from storage.corpus.spec import Rows
-from storage.corpus.where import holds
+from storage.corpus.where import Filter
 how = Rows(where="seen > '2020-01-01 03:00'")
 print([row.reason for row in rows("a.parquet", Path(sys.argv[1]).read_bytes(), how)])
 """
