@@ -51,13 +51,13 @@ def download(url: str, pin: Pin, target: Path, token: str | None = None) -> None
 
 
 def _fetch(url: str, pin: Pin, file: BufferedRandom, token: str | None) -> None:
-    for last in (False, True):
+    for _ in range(2):
         at_once, size = _fill(url, pin, file, token)
         found = _digest(file)
         if (found, size) == (pin.sha256, pin.size):
             return
         file.truncate(0)
-        if at_once or last:
+        if at_once:
             break
     raise InputFault(
         f"{url} serves another file than pinned: {size} bytes, sha256 {'of its beginning ' if size > pin.size else ''}"

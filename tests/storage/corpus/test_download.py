@@ -301,9 +301,9 @@ def test_a_changed_file_of_an_s3_store(bucket: MemoryFileSystem, tmp_path: Path,
     ("raised", "kind", "said"),
     [
         (FileNotFoundError(), MissingObject, "there is no s3://some-bucket/a/b.jsonl"),
-        (PermissionError("no"), VerbatimError, "PermissionError: no"),
+        (PermissionError("no"), VerbatimError, "cannot be read: PermissionError: no"),
         (ImportError("Install s3fs"), VerbatimError, "Install s3fs"),
-        (LookupError("no credentials"), VerbatimError, "LookupError: no credentials"),
+        (LookupError("no credentials"), VerbatimError, "cannot be read: LookupError: no credentials"),
         (TimeoutError("slow"), VerbatimError, "TimeoutError: slow, 5 times in a row"),
     ],
 )
