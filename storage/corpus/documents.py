@@ -9,7 +9,7 @@ import numpy as np
 from blake3 import blake3
 
 from storage.corpus.extract import rows
-from storage.corpus.fetch import read_pinned
+from storage.corpus.fetch import pinned_files, read_pinned
 from storage.corpus.keyed import key, permute
 from storage.corpus.spec import SourceSpec
 from storage.errors import InputFault
@@ -35,8 +35,9 @@ class Documents:
 
 def collect(source: SourceSpec, cache: Path, tell: Callable[[int, int], None] = lambda done, total: None) -> Documents:
     """Every document of the source; InputFault if a file differs from its pin or nothing is left to train on."""
-    documents = Documents([pin.name for pin in source.files])
-    for number, pin in enumerate(source.files):
+    pins = pinned_files(source)
+    documents = Documents([pin.name for pin in pins])
+    for number, pin in enumerate(pins):
         data = read_pinned(pin, cache)
         for row in rows(pin.name, data, pin.extract):
             if row.text is None:
@@ -47,7 +48,7 @@ def collect(source: SourceSpec, cache: Path, tell: Callable[[int, int], None] = 
             documents.member.append(row.member)
             documents.position.append(row.position)
             documents.text_bytes += len(row.text.encode())
-        tell(number + 1, len(source.files))
+        tell(number + 1, len(pins))
     if not documents.texts:
         raise InputFault(
             f"source {source.name} has no documents; skipped rows: {documents.skipped or 'none'}",

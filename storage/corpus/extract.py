@@ -18,32 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from storage.corpus.spec import Botocore, Condition, Factbook, Rows, SoftwareHeritage, Text
+from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size
+from storage.corpus.spec import Botocore, Factbook, Rows, SoftwareHeritage, Text
+from storage.corpus.table import table_rows
 from storage.errors import InputFault, Refused
 
-MAX_MEMBER = 1 << 30  # bytes of one member of an archive, unpacked
-MAX_ARCHIVE = 16 << 30  # bytes of a compressed tar, unpacked
 SHORT = 200  # characters: an operation with less documentation says nothing but its name
-
-
-class Row(NamedTuple):
-    """A document, or (`text` is None) a row that is skipped for `reason`."""
-
-    member: str
-    position: int
-    text: str | None
-    reason: str = ""
 
 
 def rows(name: str, data: bytes, how: Text | Botocore | Factbook | Rows | SoftwareHeritage) -> Iterator[Row]:
     """All rows of the file `name` with content `data`."""
     extractors: dict[str, Callable[..., Iterator[Row]]] = {
-        "text": _text, "botocore": _botocore, "factbook": _factbook, "rows": _rows, "software_heritage": _blobs,
+        "text": _text, "botocore": _botocore, "factbook": _factbook, "rows": table_rows, "software_heritage": _blobs,
     }  # fmt: skip
     return (_checked(row) for row in extractors[how.kind](name, data, how))
 
@@ -119,50 +107,6 @@ def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         yield from _fields(inner, (*path, heading))
 
 
-def _rows(name: str, data: bytes, how: Rows) -> Iterator[Row]:
-    read = {"jsonl": _jsonl, "parquet": _parquet}.get(name.rpartition(".")[2])
-    if read is None:
-        raise InputFault(f"{name}: rows are read from .jsonl and .parquet files only")
-    for position, record in enumerate(read(name, data)):
-        if isinstance(record, str):
-            yield Row("", position, None, record)
-        elif not all(_holds(record, condition) for condition in how.keep):
-            yield Row("", position, None, "filtered")
-        elif not isinstance(record.get(how.text), str):
-            yield Row("", position, None, "malformed" if record.get(how.text) is not None else "empty")
-        else:
-            yield Row("", position, record[how.text])
-
-
-def _jsonl(name: str, data: bytes) -> Iterator[dict[str, Any] | str]:
-    lines = data.split(b"\n")
-    for line in lines[:-1] if not lines[-1] else lines:
-        try:
-            record = json.loads(line.decode())
-            yield record if isinstance(record, dict) else "malformed"
-        except UnicodeDecodeError:
-            yield "undecodable"
-        except (ValueError, RecursionError):
-            yield "malformed" if line.strip() else "empty"
-
-
-def _parquet(name: str, data: bytes) -> Iterator[dict[str, Any] | str]:
-    try:
-        for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(4096):
-            yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise InputFault(f"{name} is not a Parquet file that can be read: {error}") from error
-
-
-def _holds(record: dict[str, Any], condition: Condition) -> bool:
-    found, value = record.get(condition.column), condition.value
-    if type(found) is not type(value):
-        return False
-    if condition.relation == "equals":
-        return found == value
-    return found >= value if condition.relation == "at_least" else found <= value
-
-
 def _blobs(name: str, data: bytes, how: SoftwareHeritage) -> Iterator[Row]:
     raise Refused(f"{name}: fetching blobs from Software Heritage is not built yet")
 
@@ -209,30 +153,21 @@ def _inflated(data: bytes, name: str, limit: int) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         while piece := file.read(16 << 20):
             pieces.append(piece)
-            _check_size(name, size := size + len(piece), limit)
+            check_size(name, size := size + len(piece), limit)
     return b"".join(pieces)
 
 
 def _zip_read(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     with _readable(f"{name}: {member.filename}"):
-        _check_size(f"{name}: {member.filename}", member.file_size, MAX_MEMBER)  # no more than that is inflated
+        check_size(f"{name}: {member.filename}", member.file_size, MAX_MEMBER)  # no more than that is inflated
         return archive.read(member)
 
 
 def _tar_read(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     with _readable(f"{name}: {member.name}"):
-        _check_size(f"{name}: {member.name}", member.size, MAX_MEMBER)
+        check_size(f"{name}: {member.name}", member.size, MAX_MEMBER)
         content = tar.extractfile(member)
         return content.read() if content else b""
-
-
-def _check_size(what: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise InputFault(
-            f"{what} unpacks to {size} bytes or more, at most {limit} are allowed",
-            cause="a file made to fill the memory",
-            next_step="leave it out of the recipe",
-        )
 
 
 def _in_order(found: list[tuple[str, Callable[[], bytes]]]) -> Iterator[tuple[str, int, Callable[[], bytes]]]:

@@ -1,7 +1,8 @@
 """Pinned files as verified bytes.
 
 A file is read once into memory, its size and sha256 are compared with the pin, and those very bytes are what the
-extractors see: nothing is opened again after the check. The cache folder is trusted for nothing.
+extractors see: nothing is opened again after the check. The cache folder, where what is not of this machine is kept by
+its sha256, is trusted for nothing.
 """
 
 import errno
@@ -11,28 +12,67 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
-from storage.corpus.spec import File, HubFiles, LocalFile, PinnedTokenizer, PyPIFile
-from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
+from storage.corpus import hub
+from storage.corpus.download import download
+from storage.corpus.spec import (
+    FileList,
+    HubFile,
+    HubFiles,
+    PinnedFile,
+    PinnedTokenizer,
+    PyPIFile,
+    SourceSpec,
+    UrlFile,
+)
+from storage.errors import InputFault, MissingObject, StorageError, UsageError, VerbatimError
 from storage.named import open_file
 
+Pinned = PinnedFile | PinnedTokenizer | FileList
+_Fetched = PyPIFile | UrlFile | HubFile
 
-def read_pinned(pin: File | PinnedTokenizer, cache: Path) -> bytes:
+
+def pinned_files(source: SourceSpec) -> list[PinnedFile]:
+    """The source's files in canonical order, by name, those of hub data sets one by one.
+
+    Raises Refused (a data set whose files have no pins), InputFault (a list of pins is not as pinned itself).
+    """
+    files: list[PinnedFile] = []
+    for file in source.files:
+        files += hub.files_of(file, _list(file)) if isinstance(file, HubFiles) else [file]
+    files.sort(key=lambda file: file.name)
+    for one, other in pairwise(files):
+        if one.name == other.name:
+            raise UsageError(f"source {source.name}: {one.name} is named twice; names are addresses and must differ")
+    return files
+
+
+def _list(file: HubFiles) -> bytes | None:
+    return None if file.pins is None else _verified(file.pins, Path(file.pins.path))
+
+
+def read_pinned(pin: Pinned, cache: Path) -> bytes:
     """The bytes of a pinned file, downloaded into `cache` if need be; InputFault if they differ from the pin."""
-    if isinstance(pin, HubFiles):
-        raise Refused(
-            f"{pin.dataset} at commit {pin.revision[:12]} cannot be prepared: its files have no digests yet",
-            cause="a hub data set is pinned by commit; resolving that to files with size and sha256 is not built yet",
-            next_step="download its files, pin them as kind: local (path, size, sha256), and prepare that recipe",
-        )
-    path = cache / pin.sha256 if isinstance(pin, PyPIFile) else Path(pin.path)
-    if isinstance(pin, PyPIFile) and not os.path.exists(path):  # False, too, in a folder that may not be read
-        _download(pin, cache, path)
+    if not isinstance(pin, _Fetched):
+        return _verified(pin, Path(pin.path))
+    path = cache / pin.sha256
+    if not os.path.exists(path):  # False, too, in a folder that may not be read
+        _fetch(pin, cache, path)
     return _verified(pin, path)
 
 
-def _verified(pin: PyPIFile | LocalFile | PinnedTokenizer, path: Path) -> bytes:
+def _fetch(pin: _Fetched, cache: Path, path: Path) -> None:
+    if isinstance(pin, PyPIFile):
+        _download(pin, cache, path)
+    elif isinstance(pin, HubFile):
+        download(hub.url(pin.dataset, pin.revision, pin.file), pin, path, hub.token())
+    else:
+        download(pin.url, pin, path)
+
+
+def _verified(pin: Pinned, path: Path) -> bytes:
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -55,8 +95,8 @@ def _verified(pin: PyPIFile | LocalFile | PinnedTokenizer, path: Path) -> bytes:
     return data
 
 
-def _repair(pin: PyPIFile | LocalFile | PinnedTokenizer, path: Path) -> str:
-    if isinstance(pin, PyPIFile):
+def _repair(pin: Pinned, path: Path) -> str:
+    if isinstance(pin, _Fetched):
         return f"delete it (rm {path}) and prepare again; it will be downloaded anew"
     return "restore the pinned file, or pin the new one in the recipe: that is another mix with another root"
 

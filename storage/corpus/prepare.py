@@ -17,7 +17,7 @@ from kernels.digest import digest
 from model.spec import Spec
 from storage.corpus import made_with
 from storage.corpus.documents import Documents, collect, shuffled
-from storage.corpus.fetch import read_pinned
+from storage.corpus.fetch import pinned_files, read_pinned
 from storage.corpus.index import index_file, index_key
 from storage.corpus.manifest import (
     FORMAT,
@@ -96,7 +96,7 @@ def prepare(spec: MixSpec, cache: Path, store: Store, progress: Progress = lambd
 
 def _fetch(spec: MixSpec, cache: Path, progress: Progress) -> None:
     """Every pinned file is present and as pinned, before any work is done; the bytes are read again when used."""
-    files = [file for source in spec.sources for file in source.files]
+    files = [file for source in spec.sources for file in pinned_files(source)]
     for number, file in enumerate(files):
         progress("fetch", number, len(files))
         read_pinned(file, cache)

@@ -1,19 +1,21 @@
 """MixSpec: everything that decides a bit of the data stream, and nothing else.
 
-A source is a list of files, each pinned by name, version, size and sha256 (a hub data set: by commit) and each with the
-way its documents are taken out of it. There is no field that loosens a pin.
+A source is a list of files, each pinned by name, version, size and sha256 and each with the way its documents are taken
+out of it. There is no field that loosens a pin.
 """
 
 from __future__ import annotations
 
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kernels import canonical
 from kernels.digest import digest
 from model.spec import Spec
+from storage.corpus.where import Type, columns_of
 from storage.records import Digest
 
 MAX_BLOCK = 65_536  # slots of a mixture block: its table stays small enough to be recomputed on demand
@@ -30,12 +32,11 @@ Globs = Annotated[tuple[str, ...], Field(strict=False)]
 Path_ = Annotated[str, AfterValidator(_slash)]
 
 
-class Condition(Spec):
-    """A row is kept if `column` stands in this relation to `value`; a row without the column is not."""
+class Allowed(Spec):
+    """A row is kept if its `column` (a.b: field b of column a) is one of `values`, or a list of nothing but those."""
 
     column: str
-    relation: Literal["equals", "at_least", "at_most"]
-    value: int | str
+    values: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 class Text(Spec):
@@ -58,21 +59,40 @@ class Factbook(Spec):
     kind: Literal["factbook"] = "factbook"
 
 
-class Rows(Spec):
-    """Each row of a .jsonl or .parquet file is a document: its column `text`."""
+class _Filtered(Spec):
+    """Which rows are kept. A row that is not is counted as "filtered", "licence" or "language", the first that holds.
+
+    `where` is a DuckDB SQL expression over the row's columns; NULL is no. A Parquet file has its own types; the columns
+    of JSON rows that the expression reads are given theirs in `columns`, and a row with a value of another type is
+    "malformed". `licences` and `languages` keep the rows that name an allowed one.
+    """
+
+    where: str | None = None
+    columns: dict[str, Type] = Field(default_factory=dict)
+    licences: Allowed | None = None
+    languages: Allowed | None = None
+
+    @model_validator(mode="after")
+    def _reads(self) -> Self:
+        read = columns_of(self.where) if self.where is not None else ()
+        if self.columns and set(self.columns) != set(read):
+            raise ValueError(f"columns gives types of {sorted(self.columns)}; where reads {sorted(read)}")
+        return self
+
+
+class Rows(_Filtered):
+    """Each row of a .parquet, .jsonl, .jsonl.gz or .jsonl.zst file is a document: its column `text`."""
 
     kind: Literal["rows"] = "rows"
     text: str = "text"
-    keep: Annotated[tuple[Condition, ...], Field(strict=False)] = ()
 
 
-class SoftwareHeritage(Spec):
+class SoftwareHeritage(_Filtered):
     """Each row names a blob of Software Heritage's archive and its encoding: the document. Not built yet."""
 
     kind: Literal["software_heritage"] = "software_heritage"
     blob: str = "blob_id"
     encoding: str = "src_encoding"
-    keep: Annotated[tuple[Condition, ...], Field(strict=False)] = ()
 
 
 Extract = Annotated[Text | Botocore | Factbook | Rows | SoftwareHeritage, Field(discriminator="kind")]
@@ -112,22 +132,71 @@ class LocalFile(Pin):
         return PurePath(self.path).name
 
 
-class HubFiles(Spec):
-    """Files of a Hugging Face data set at one commit. They need their own pins before they can be prepared."""
+class UrlFile(Pin):
+    """A file of a web server or an s3 store, by its lasting address: one without a password, a query or a fragment."""
+
+    kind: Literal["url"]
+    url: str = Field(pattern=r"^(https?|s3)://[^/\s]+/\S+$")
+    licence: str
+    extract: Extract
+
+    @field_validator("url")
+    @classmethod
+    def _lasting(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("the address is published with the mix, so it has no password, no query and no fragment")
+        return url
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+
+DataSet = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+HubPath = Annotated[str, Field(pattern=r"^[^/\x00-\x1f\\][^\x00-\x1f\\]*$")]
+
+
+class HubFile(Pin):
+    """A file of a Hugging Face data set at one commit."""
 
     kind: Literal["hub"]
-    dataset: str
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-    include: Globs = ("*",)
+    dataset: DataSet
+    revision: Commit
+    file: HubPath
     licence: str
     extract: Extract
 
     @property
     def name(self) -> str:
-        return f"{self.dataset}@{self.revision} {','.join(self.include)}"
+        return f"{self.dataset}@{self.revision}/{self.file}"
 
 
-File = Annotated[PyPIFile | LocalFile | HubFiles, Field(discriminator="kind")]
+class FileList(Pin):
+    """A file of this machine that pins the files of a data set: canonical JSON, a list of {file, sha256, size}."""
+
+    path: Path_
+
+
+class HubFiles(Spec):
+    """The files of a Hugging Face data set whose path matches a glob, each pinned by `pins`; without them, refused."""
+
+    kind: Literal["hub_files"]
+    dataset: DataSet
+    revision: Commit
+    include: Globs = ("*",)
+    pins: FileList | None = None
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}@{self.revision}/{','.join(self.include)}"
+
+
+PinnedFile = PyPIFile | LocalFile | UrlFile | HubFile
+File = Annotated[PinnedFile | HubFiles, Field(discriminator="kind")]
 
 
 class SourceSpec(Spec):

@@ -4,8 +4,6 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from storage.corpus import extract
@@ -37,23 +35,11 @@ def test_lines_that_are_no_document_are_counted_by_reason(tmp_path: Path) -> Non
         b'{"text": "cut off in the midd',
     ]
     path.write_bytes(b"\n".join(lines))
-    keep = [{"column": "score", "relation": "at_least", "value": 3}]
-    documents = collect(source(pin(path, kind="rows", keep=keep)), tmp_path)
+    how = {"kind": "rows", "where": "score >= 3", "columns": {"score": "BIGINT"}}
+    documents = collect(source(pin(path, **how)), tmp_path)
     assert documents.texts == ["kept"]
-    assert documents.skipped == {"filtered": 3, "empty": 3, "malformed": 3, "undecodable": 2}
+    assert documents.skipped == {"filtered": 2, "empty": 3, "malformed": 4, "undecodable": 2}
     assert len(documents) + sum(documents.skipped.values()) == len(lines)
-
-
-def test_parquet_rows_and_relations(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    table = pa.table({"body": ["a", "b", None, "d"], "kind": ["x", "y", "x", "x"], "size": [1, 2, 3, 9]})
-    pq.write_table(table, path)
-    keep = [
-        {"column": "kind", "relation": "equals", "value": "x"},
-        {"column": "size", "relation": "at_most", "value": 5},
-    ]
-    documents = collect(source(pin(path, kind="rows", text="body", keep=keep)), tmp_path)
-    assert (documents.texts, documents.skipped) == (["a"], {"filtered": 2, "empty": 1})
 
 
 @pytest.mark.parametrize("write", [write_tar, write_zip])

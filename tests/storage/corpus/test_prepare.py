@@ -19,7 +19,7 @@ from storage.store import MemoryStore
 from tests.storage.corpus.mixes import pin, prepared, prose, small, write_jsonl, write_tar
 
 ROOT = Path(__file__).resolve().parents[3]
-FROZEN_ROOT = "51ac0d11e47fab0341fc60f5e52753465bfa72bcd23c84379f3caf2ef7f35b2e"
+FROZEN_ROOT = "19bfef21412f91124f49895510c70a9962c75ba638417d4750950fd45b398cbb"
 
 
 def store(name: str = "") -> MemoryStore:
@@ -227,7 +227,7 @@ def test_a_pinned_tokenizer(tmp_path: Path) -> None:
 
 def test_a_hub_source_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     target = store()
-    hub = {"kind": "hub", "dataset": "a/b", "revision": "0" * 40, "licence": "MIT", "extract": {"kind": "rows"}}
+    hub = {"kind": "hub_files", "dataset": "a/b", "revision": "0" * 40, "licence": "MIT", "extract": {"kind": "rows"}}
     with pytest.raises(Refused, match="a/b at commit"):
         prepared(tmp_path, target, sources=[{"name": "hub", "files": [hub]}])
     assert target.list() == []

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from storage.corpus.spec import LocalFile, MixSpec
+from storage.corpus.spec import HubFile, LocalFile, MixSpec, UrlFile
 from tests.storage.corpus.mixes import small
 
 
@@ -55,3 +55,47 @@ def test_the_folder_and_the_order_of_files_are_no_part_of_the_spec(tmp_path: Pat
 def test_windows_paths_name_the_same_file(tmp_path: Path) -> None:
     fields = small(tmp_path).sources[0].files[0].model_dump()
     assert LocalFile.model_validate(fields | {"path": "corpus\\rows.jsonl"}).name == "rows.jsonl"
+
+
+ABOUT = {"size": 1, "sha256": "a" * 64, "licence": "MIT", "extract": {"kind": "rows"}}
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://someone:secret@host/a.jsonl", "no password"),
+        ("https://host/a.jsonl?signature=secret", "no query"),
+        ("https://host/a.jsonl#part", "no fragment"),
+        ("file:///etc/passwd", "match pattern"),
+        ("ftp://host/a.jsonl", "match pattern"),
+        ("https://host", "match pattern"),
+        ("https://host/a b.jsonl", "match pattern"),
+        ("s3:///a.jsonl", "match pattern"),
+    ],
+)
+def test_an_address_that_must_not_be_published_or_is_none(url: str, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        UrlFile.model_validate({"kind": "url", "url": url} | ABOUT)
+    for good in ("https://host:8080/a/b.jsonl.gz", "http://host/a", "s3://bucket/a/b.parquet"):
+        assert UrlFile.model_validate({"kind": "url", "url": good} | ABOUT).name == good
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"revision": "main"},
+        {"revision": "A" * 40},
+        {"dataset": "a/b/c"},
+        {"dataset": "../b"},
+        {"file": "/a"},
+        {"file": "a\\b"},
+        {"file": ""},
+        {"file": "a\nb"},
+        {"sha256": None},
+    ],
+)
+def test_a_hub_file_that_is_not_pinned_or_none(change: dict[str, Any]) -> None:
+    fields = {"kind": "hub", "dataset": "a/b", "revision": "0" * 40, "file": "data/é 1.parquet"} | ABOUT
+    assert HubFile.model_validate(fields).name == f"a/b@{'0' * 40}/data/é 1.parquet"
+    with pytest.raises(ValidationError, match=next(iter(change))):
+        HubFile.model_validate(fields | change)

@@ -1,0 +1,112 @@
+"""A pinned file from a web server or an s3 store, in a part that is kept and continued.
+
+    <sha256>.part    what has come so far; the next call asks for the rest
+    <sha256>         the whole file, as pinned
+
+What a server says of a file is believed for one purpose: to tell a connection that broke from a file that is another.
+Only bytes that have the pinned size and sha256 get their name. A part that, continued, has another digest is fetched
+once more as a whole, since its beginning may be an older file's.
+"""
+
+import fcntl
+import hashlib
+import os
+import time
+from io import BufferedRandom
+from pathlib import Path
+
+from storage.corpus.remote import Answer, Passing, open_remote
+from storage.corpus.spec import Pin
+from storage.errors import InputFault, StorageError, VerbatimError
+
+TRIES = 5  # in a row that bring no byte
+PAUSE = 1.0  # seconds before the second of them, doubled before each later one
+LONGEST = 300.0  # seconds that a server may ask to be left alone
+PIECE = 1 << 20
+
+
+def download(url: str, pin: Pin, target: Path, token: str | None = None) -> None:
+    """Fetch the pinned file to `target`, going on with the part that an interrupted call left beside it.
+
+    Raises InputFault (the address serves another file: both digests), MissingObject, StorageError (the disk), else
+    VerbatimError (no network, a server that fails or refuses). `token` is sent to the address's own host alone.
+    """
+    part = target.with_name(f"{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same file; then it is there afterwards
+            if target.exists():
+                return
+            _fetch(url, pin, file, token)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(part, target)
+    except OSError as error:
+        raise StorageError(
+            f"{url} could not be stored in {target.parent}: {error.strerror or error}",
+            cause="the disk of the cache folder is full, or the folder may not be written",
+            next_step="free some space or change the folder's owner, and run the same command again",
+        ) from error
+
+
+def _fetch(url: str, pin: Pin, file: BufferedRandom, token: str | None) -> None:
+    for _ in range(2):
+        at_once, size = _fill(url, pin, file, token)
+        found = _digest(file)
+        if (found, size) == (pin.sha256, pin.size):
+            return
+        file.truncate(0)
+        if at_once:
+            break
+    raise InputFault(
+        f"{url} serves another file than pinned: {size} bytes, sha256 {'of its beginning ' if size > pin.size else ''}"
+        f"{found}; expected {pin.size} bytes, sha256 {pin.sha256}",
+        cause="the file was changed upstream after it was pinned, or damaged on its way",
+        next_step="find the pinned file elsewhere, or pin the new one in the recipe: that is another mix",
+    )
+
+
+def _fill(url: str, pin: Pin, file: BufferedRandom, token: str | None) -> tuple[bool, int]:
+    """Append what is missing. Returns whether one answer gave the whole file, and the size that it has there."""
+    failures = 0
+    while True:
+        have = file.seek(0, os.SEEK_END)
+        if have and have == pin.size:  # a former call was killed just before it could say so
+            return False, have
+        try:
+            with open_remote(url, have, token) as answer:
+                return answer.start == 0, _receive(answer, pin.size, file)
+        except Passing as error:
+            came = file.seek(0, os.SEEK_END)
+            failures = 1 if came > have else failures + 1
+            if failures == TRIES:
+                raise VerbatimError(
+                    f"{url}: {error}, {TRIES} times in a row; {came} of {pin.size} bytes are kept",
+                    cause="the network or the server is down",
+                    next_step="run the same command again later: it goes on from there",
+                ) from error
+            time.sleep(min(max(error.wait, PAUSE * 2 ** (failures - 1)), LONGEST))
+
+
+def _receive(answer: Answer, size: int, file: BufferedRandom) -> int:
+    """Append the answer, no more than `size` bytes in all. Returns the size that the remote file has."""
+    if answer.start == 0:
+        file.truncate(0)
+    elif answer.total not in (None, size):
+        return answer.total or 0  # the rest of another file
+    at, end = answer.start, size if answer.total is None else min(answer.total, size)
+    while at < end:
+        piece = answer.read(min(PIECE, end - at))
+        if not piece and answer.total is None:
+            return at
+        if not piece:
+            raise Passing(f"the connection ended after {at} of {answer.total} bytes")
+        file.write(piece)
+        at += len(piece)
+    return at + len(answer.read(1)) if answer.total is None else answer.total
+
+
+def _digest(file: BufferedRandom) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()

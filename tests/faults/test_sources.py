@@ -1,0 +1,129 @@
+"""Faults of other corpora's sources: files that change upstream, listings without an order, rows dropped in silence."""
+
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kernels import canonical
+from storage.corpus import download
+from storage.corpus.documents import collect
+from storage.corpus.fetch import pinned_files
+from storage.corpus.manifest import Manifest
+from storage.corpus.spec import SourceSpec, UrlFile
+from storage.errors import InputFault
+from storage.store import MemoryStore
+from tests.file_server import CutOff, FileServer, Other, serving
+from tests.storage.corpus.mixes import pin, prepared, prose, write_jsonl, write_tar
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with serving() as started:
+        yield started
+
+
+def store() -> MemoryStore:
+    """A fresh store."""
+    return MemoryStore(os.urandom(8).hex())
+
+
+def remote(server: FileServer, name: str, data: bytes) -> dict[str, Any]:
+    """The file, served now, pinned as it is now."""
+    server.files[name] = data
+    about = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "extract": {"kind": "rows"}}
+    return {"kind": "url", "url": f"{server.url}/{name}", "licence": "MIT", **about}
+
+
+def rows_of(path: Path, first: int, count: int) -> bytes:
+    return write_jsonl(path, [prose(first + i, 20 + i % 40) for i in range(count)]).read_bytes()
+
+
+def test_a_mutable_address_serves_another_file_the_second_time(server: FileServer, tmp_path: Path) -> None:
+    """A new machine, without the first one's cache, gets one error with both digests; nothing loosens the pin."""
+    before, after = rows_of(tmp_path / "a", 0, 120), rows_of(tmp_path / "b", 500, 120)
+    sources = [{"name": "rows", "files": [remote(server, "latest.jsonl", before)]}]
+    _, manifest = prepared(tmp_path / "first", store(), sources=sources)
+    assert prepared(tmp_path / "again", store(), sources=sources)[1] == manifest
+    server.files["latest.jsonl"] = after
+    target = store()
+    with pytest.raises(InputFault) as error:
+        prepared(tmp_path / "second", target, sources=sources)
+    assert all(hashlib.sha256(data).hexdigest() in error.value.message for data in (before, after))
+    assert target.list() == []
+    for flag in ("verify", "ignore_digest", "force"):
+        with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+            UrlFile.model_validate(sources[0]["files"][0] | {flag: False})
+
+
+def test_a_listing_has_no_order_to_depend_on(server: FileServer, tmp_path: Path) -> None:
+    """Files sort by name, whatever order the recipe or a data set's list has them in; no folder is ever listed."""
+    files = [remote(server, f"{name}.jsonl", rows_of(tmp_path / name, 100 * i, 40)) for i, name in enumerate("bca")]
+    spec, manifest = prepared(tmp_path, store(), sources=[{"name": "rows", "files": files}])
+    assert [file.name[-7:] for file in spec.sources[0].files] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    for number in range(1, 4):
+        random.Random(number).shuffle(files)
+        again = prepared(tmp_path, store(), sources=[{"name": "rows", "files": files}])[1]
+        assert again.to_bytes() == manifest.to_bytes()
+
+
+def listed(folder: Path, entries: list[dict[str, Any]]) -> SourceSpec:
+    data = canonical.dumps(entries)
+    (folder / "pins.json").write_bytes(data)
+    pins = {"path": str(folder / "pins.json"), "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files = {"kind": "hub_files", "dataset": "a/b", "revision": "0" * 40, "licence": "MIT", "pins": pins}
+    return SourceSpec.model_validate({"name": "s", "files": [files | {"extract": {"kind": "rows"}}]})
+
+
+def test_a_data_sets_list_may_be_in_any_order(tmp_path: Path) -> None:
+    entries = [{"file": f"{i}.parquet", "sha256": f"{i:064x}", "size": i} for i in range(12)]
+    names = [file.name for file in pinned_files(listed(tmp_path, entries))]
+    assert names == sorted(names)
+    assert [file.name for file in pinned_files(listed(tmp_path, entries[::-1]))] == names
+
+
+def manifest_of(folder: Path, **file: Any) -> Manifest:
+    return prepared(folder, store(), sources=[{"name": "s", "files": [file]}])[1]
+
+
+def test_rows_that_are_no_document_are_counted_in_the_manifest(server: FileServer, tmp_path: Path) -> None:
+    """A truncated last line, empty texts, broken JSON, other languages: reasons and numbers are under the mix root."""
+    good = rows_of(tmp_path / "good", 0, 120)
+    bad = b'{"text": "\\n", "score": 0}\n{"score": 0}\nnot json\n\n{"text": "caf\xe9"}\n{"text": "cut off in the m'
+    whole = manifest_of(tmp_path, **remote(server, "whole.jsonl", good))
+    mixed = manifest_of(tmp_path, **remote(server, "mixed.jsonl", good + bad))
+    assert whole.mix.sources[0].skipped == {}
+    assert mixed.mix.sources[0].skipped == {"empty": 3, "malformed": 2, "undecodable": 1}
+    assert mixed.mix.sources[0].train == whole.mix.sources[0].train
+    assert mixed.root != whole.root
+    chosen = remote(server, "mixed.jsonl", good + bad)
+    chosen["extract"] = {"kind": "rows", "where": "score > 0", "columns": {"score": "BIGINT"}}
+    filtered = manifest_of(tmp_path, **chosen)
+    assert filtered.mix.sources[0].skipped == {"filtered": 24 + 2 + 0, "empty": 1, "malformed": 2, "undecodable": 1}
+
+
+def test_line_ends_are_text_and_their_bytes_are_pinned(tmp_path: Path) -> None:
+    """What a checkout with CRLF makes of a file is another file, by its digest, never the same one read otherwise."""
+    path = write_tar(tmp_path / "a.tar", {"a.txt": b"one\ntwo\n"})
+    pinned = pin(path)
+    write_tar(path, {"a.txt": b"one\r\ntwo\r\n"})
+    with pytest.raises(InputFault, match="differs from its pin"):
+        collect(SourceSpec.model_validate({"name": "s", "files": [pinned]}), tmp_path)
+    assert collect(SourceSpec.model_validate({"name": "s", "files": [pin(path)]}), tmp_path).texts == ["one\r\ntwo\r\n"]
+
+
+def test_a_source_that_answers_differently_on_every_try_ends(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server behind a balancer of which every machine has another version: no loop, one error."""
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    file = remote(server, "a.jsonl", rows_of(tmp_path / "a", 0, 120))
+    server.faults += [CutOff(100), Other(b"x" * file["size"]), CutOff(100), Other(b"y" * file["size"])]
+    with pytest.raises(InputFault, match="serves another file than pinned"):
+        manifest_of(tmp_path, **file)
+    assert len(server.asked) == 4
