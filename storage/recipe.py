@@ -35,6 +35,9 @@ class Plan(BaseModel):
     diagnostics_every: int = Field(default=10, ge=1)
     segment_ends: tuple[int, ...] = Field(default=(), strict=False)
     processes: int = Field(default=1, ge=1, le=1024)  # that share each step, on one machine
+    workers: int = Field(default=0, ge=0, le=1024)  # processes that prepare the mix; 0: one for each core
+    sort_mb: int = Field(default=512, ge=16, le=1 << 20)  # memory that each of them may sort in
+    ray: str | None = None  # address of a Ray cluster that prepares the mix instead; its machines share this folder
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -28,16 +28,13 @@ def leaf(window: bytes | memoryview) -> bytes:
     return bytes.fromhex(digest(window, "window"))
 
 
-def shard_objects(
-    prefix: str, windows: np.ndarray, shard_windows: int
-) -> Iterator[tuple[Shard, dict[str, bytes], int]]:
-    """For each shard of `windows` (uint[n, window_tokens]): its entry, its objects by key, where its rows begin."""
-    for number, start in enumerate(range(0, len(windows), shard_windows)):
-        rows = np.ascontiguousarray(windows[start : start + shard_windows])
-        leaves = b"".join(leaf(memoryview(row).cast("B")) for row in rows)
-        data, rows_at = arrow_file(rows)
-        entry = Shard(windows=len(rows), digest=digest(leaves, "shard"))
-        yield entry, {f"{prefix}/{number:05d}.arrow": data, f"{prefix}/{number:05d}.leaves": leaves}, rows_at
+def shard_objects(prefix: str, number: int, windows: np.ndarray) -> tuple[Shard, dict[str, bytes], int]:
+    """(its entry, its objects by key, where its rows begin) of a shard with these windows, uint[n, window_tokens]."""
+    rows = np.ascontiguousarray(windows)
+    leaves = b"".join(leaf(memoryview(row).cast("B")) for row in rows)
+    data, rows_at = arrow_file(rows)
+    entry = Shard(windows=len(rows), digest=digest(leaves, "shard"))
+    return entry, {f"{prefix}/{number:05d}.arrow": data, f"{prefix}/{number:05d}.leaves": leaves}, rows_at
 
 
 def stored_shard(objects: dict[str, bytes], rows_at: int) -> dict[str, StoredFile]:

@@ -1,31 +1,45 @@
-"""Tasks of preparation: windows from pinned text, and the comparison of two mixes."""
+"""Preparation as tasks: each stage of it is one, or on a Ray cluster several; and the comparison of two mixes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.task_runners import TaskRunner
+from prefect.utilities.annotations import quote
 
 from storage import recipe as recipes
 from storage.corpus import made_with
 from storage.corpus.compare import first_difference
 from storage.corpus.manifest import Manifest
+from storage.corpus.pool import Done, Run, processes, serially
 from storage.corpus.prepare import prepare
 from storage.errors import Divergence, UsageError
+from storage.processes import cores
 from storage.questions import open_mix
 from storage.store import open_store
 from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
+_as_is: Any = quote  # Prefect is not to look into these parameters for futures, nor to copy them
+SHARES = 4  # tasks of a stage for each worker of a cluster: the last to end should not keep the others waiting
 
-@task(task_run_name="prepare the mix", cache_policy=NO_CACHE)
+
 def prepare_mix(recipe: str, mix: str) -> Mix:
-    """Fetch, check, extract, tokenize, cut. Idempotent: what a former call finished is verified and kept."""
-    spec = recipes.load(recipe).mix
-    progress = Progress("Prepare", key_name("prepare", Path(mix).parent.name), 1, "parts")
-    manifest = prepare(spec, CACHE, open_store(mix), _Stages(progress, [source.name for source in spec.sources]))
+    """Fetch, read, tokenize, sort, write, for a flow to call. Idempotent: what a former call finished is kept."""
+    loaded = recipes.load(recipe)
+    plan = loaded.plan
+    progress = _Stages(key_name("prepare", Path(mix).parent.name))
+    workers = plan.workers or cores()
+    with _on_ray(plan.ray, workers) if plan.ray else processes(workers) as run:
+        tracked = run if plan.ray else partial(_tracked, run)
+        manifest = prepare(loaded.mix, CACHE, open_store(mix), progress, tracked, workers, plan.sort_mb << 20)
     _show(manifest)
     return Mix(
         uri=mix,
@@ -35,18 +49,53 @@ def prepare_mix(recipe: str, mix: str) -> Mix:
     )
 
 
+@task(task_run_name="{stage}", cache_policy=NO_CACHE)
+def carry_out(stage: str, jobs: Sequence[Any], run: Run = serially, done: Done = lambda job: None) -> None:
+    """Jobs of one stage. They leave files, not values."""
+    run(stage, jobs, done)
+
+
+def _tracked(run: Run, stage: str, jobs: Sequence[Any], done: Done) -> None:
+    carry_out(stage, _as_is(list(jobs)), _as_is(run), _as_is(done))
+
+
+@contextmanager
+def _on_ray(address: str, workers: int) -> Iterator[Run]:
+    """The jobs of a stage as tasks of Prefect's task runner for Ray."""
+    try:
+        from prefect_ray import RayTaskRunner
+    except ImportError:
+        raise UsageError(
+            "plan.ray asks for a Ray cluster, and prefect-ray is not installed",
+            next_step="pip install 'verbatim-audit-training[ray]', on every machine of the cluster too",
+        ) from None
+    with RayTaskRunner(address=address) as runner:
+        yield partial(_shared_out, runner, SHARES * workers)
+
+
+def _shared_out(runner: TaskRunner[Any], shares: int, stage: str, jobs: Sequence[Any], done: Done) -> None:
+    ordered = sorted(jobs, key=lambda job: -job.size)
+    groups = [ordered[start::shares] for start in range(min(shares, len(ordered)))]
+    futures = [runner.submit(carry_out, {"stage": stage, "jobs": _as_is(group)}) for group in groups]
+    for future, group in zip(futures, groups, strict=True):
+        future.result()
+        for job in group:
+            done(job)
+
+
 class _Stages:
-    """Counts finished stages: fetch, the tokenizer, and three for each source."""
+    """One progress for each stage, in megabytes."""
 
-    def __init__(self, progress: Progress, sources: list[str]) -> None:
-        self._progress, self._done = progress, set[str]()
-        progress.total = 2 + 3 * len(sources)
-        progress.unit = "stages"
+    def __init__(self, key: str) -> None:
+        self._key, self._stage = key, ""
+        self._progress: Progress | None = None
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if done >= total:
-            self._done.add(what)
-        self._progress(len(self._done), what)
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._progress is None or stage != self._stage:
+            self._stage = stage
+            name = f"Prepare: {stage}"
+            self._progress = Progress(name, f"{self._key}-{key_name(stage)}", max(1, total // 10**6), "MB")
+        self._progress(max(1, total // 10**6) if done >= total else done // 10**6)
 
 
 def _show(manifest: Manifest) -> None:

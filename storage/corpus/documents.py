@@ -1,61 +1,16 @@
-"""The documents of one source in canonical order, what was skipped and why, and the choice of held-out documents."""
+"""The order of a source's documents, and which of them are held out: functions of the seed and the texts."""
+
+from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 
-from storage.corpus.extract import rows
-from storage.corpus.fetch import pinned_files, read_pinned
-from storage.corpus.keyed import key, permute
-from storage.corpus.spec import SourceSpec
-from storage.errors import InputFault
+from storage.corpus.keyed import key, permute, restore
 
 MANY = 8  # texts of a source, at the least, that make up its held-out windows where they are short enough
-
-
-@dataclass
-class Documents:
-    """Texts by (file name, member name, position); file[i] indexes `files`."""
-
-    files: list[str]
-    texts: list[str] = field(default_factory=list)
-    file: list[int] = field(default_factory=list)
-    member: list[str] = field(default_factory=list)
-    position: list[int] = field(default_factory=list)
-    skipped: dict[str, int] = field(default_factory=dict)
-    text_bytes: int = 0
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
-def collect(source: SourceSpec, cache: Path, tell: Callable[[int, int], None] = lambda done, total: None) -> Documents:
-    """Every document of the source; InputFault if a file differs from its pin or nothing is left to train on."""
-    pins = pinned_files(source)
-    documents = Documents([pin.name for pin in pins])
-    for number, pin in enumerate(pins):
-        data = read_pinned(pin, cache)
-        for row in rows(pin.name, data, pin.extract):
-            if row.text is None:
-                documents.skipped[row.reason] = documents.skipped.get(row.reason, 0) + 1
-                continue
-            documents.texts.append(row.text)
-            documents.file.append(number)
-            documents.member.append(row.member)
-            documents.position.append(row.position)
-            documents.text_bytes += len(row.text.encode())
-        tell(number + 1, len(pins))
-    if not documents.texts:
-        raise InputFault(
-            f"source {source.name} has no documents; skipped rows: {documents.skipped or 'none'}",
-            cause="the files are empty, or the globs, the column or the filter select nothing",
-            next_step=f"look at the files of {source.name} and correct the recipe",
-        )
-    return documents
+FEW = 4096  # the least number of documents that are looked at to choose those held out
 
 
 def shuffled(seed: int, source: str, count: int, purpose: str = "documents") -> np.ndarray:
@@ -63,27 +18,54 @@ def shuffled(seed: int, source: str, count: int, purpose: str = "documents") -> 
     return permute(key(seed, purpose, source), count, np.arange(count))
 
 
+def places(seed: int, source: str, count: int, numbers: np.ndarray) -> np.ndarray:
+    """At which place of the order the documents with these canonical numbers come; int64, as `numbers`."""
+    return restore(key(seed, "documents", source), count, numbers)
+
+
 def normalised(text: str) -> str:
     """Texts that differ only in Unicode form or white space are one text."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def choose_held_out(seed: int, texts: list[str], tokens: np.ndarray, wanted: int) -> np.ndarray:
+def held_out_key(seed: int) -> bytes:
+    """The key of all sources' held-out digests: equal texts fall together, whichever source they are from."""
+    return key(seed, "held out")
+
+
+def held_out_name(secret: bytes, text: str) -> bytes:
+    """The 32-byte keyed digest by which a text is held out or not."""
+    return blake3(normalised(text).encode(), key=secret).digest()
+
+
+def choose_held_out(names: np.ndarray, tokens: np.ndarray, wanted: int) -> np.ndarray:
     """Indices of the documents held out, by the smallest keyed digests of their text, until they hold `wanted` tokens.
 
-    texts: str[n]; tokens: int[n] with the end-of-text token. Equal texts have one digest and fall together. Texts of
-    more than `wanted` / MANY tokens come last, so that no few texts speak for the whole source.
-    Empty if all texts together hold fewer than `wanted` tokens.
+    names: uint64[n, 4], the digests; tokens: int64[n] with the end-of-text token. Equal texts have one digest and fall
+    together. A text of more than `wanted` / MANY tokens comes after all others, so that no few texts speak for the
+    whole source. Empty if all texts together hold fewer than `wanted` tokens.
     """
-    secret = key(seed, "held out")
+    count = FEW
+    while count < len(names):  # the smallest digests mostly are enough
+        last = np.partition(names[:, 0], count)[count]
+        among = np.nonzero(names[:, 0] <= last)[0]
+        chosen, short = _choose(names[among], tokens[among], wanted)
+        if short:
+            return among[chosen]
+        count *= 8
+    return _choose(names, tokens, wanted)[0]
+
+
+def _choose(names: np.ndarray, tokens: np.ndarray, wanted: int) -> tuple[np.ndarray, bool]:
+    """(indices, whether texts that are short enough were enough)."""
     groups: dict[bytes, list[int]] = {}
-    for index, text in enumerate(texts):
-        groups.setdefault(blake3(normalised(text).encode(), key=secret).digest(), []).append(index)
+    for index, name in enumerate(names.astype(">u8")):
+        groups.setdefault(name.tobytes(), []).append(index)
     chosen: list[int] = []
     held = 0
-    for _, _, members in sorted((int(tokens[m].max()) * MANY > wanted, name, m) for name, m in groups.items()):
+    for long, _, members in sorted((int(tokens[m].max()) * MANY > wanted, name, m) for name, m in groups.items()):
         chosen += members
         held += int(tokens[members].sum())
         if held >= wanted:
-            return np.array(sorted(chosen), dtype=np.int64)
-    return np.empty(0, dtype=np.int64)
+            return np.array(sorted(chosen), dtype=np.int64), not long
+    return np.empty(0, dtype=np.int64), False

@@ -57,13 +57,21 @@ def read_pinned(pin: Pinned, cache: Path) -> bytes:
     """The bytes of a pinned file, downloaded into `cache` if need be; InputFault if they differ from the pin."""
     if not isinstance(pin, _Fetched):
         return _verified(pin, Path(pin.path))
+    if not is_here(pin, cache):
+        fetch(pin, cache)
+    return _verified(pin, cache / pin.sha256)
+
+
+def is_here(pin: Pinned, cache: Path) -> bool:
+    """Whether nothing has to be downloaded; what lies there is verified when it is read."""
+    return not isinstance(pin, _Fetched) or os.path.exists(cache / pin.sha256)  # False, too, if it may not be read
+
+
+def fetch(pin: Pinned, cache: Path) -> None:
+    """Download a pinned file into `cache`; what came is compared with the pin first. One of this machine stays."""
+    if not isinstance(pin, _Fetched):
+        return
     path = cache / pin.sha256
-    if not os.path.exists(path):  # False, too, in a folder that may not be read
-        _fetch(pin, cache, path)
-    return _verified(pin, path)
-
-
-def _fetch(pin: _Fetched, cache: Path, path: Path) -> None:
     if isinstance(pin, PyPIFile):
         _download(pin, cache, path)
     elif isinstance(pin, HubFile):

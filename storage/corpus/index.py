@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.corpus.documents import Documents
 from storage.corpus.manifest import Windows
-from storage.corpus.pack import Packed, Part
 from storage.errors import InputFault
 from storage.stream import Stream
 from storage.windows import PARTS
@@ -43,33 +41,14 @@ order by one.part is not null and other.part is not null and one.tokens = other.
 _NAMED = f"select {_FIELDS} from docs where part = ? and (contains(file, ?) or contains(member, ?)) order by number"
 
 
-def index_key(source: str) -> str:
-    return f"docs/{source}.parquet"
+def index_key(source: str, part: str, shard: int) -> str:
+    return f"docs/{source}/{part}/{shard:05d}.parquet"
 
 
-def index_file(documents: Documents, packed: Packed) -> bytes:
-    """The Parquet file of one source."""
-    table = pa.concat_tables([_rows("train", documents, packed.train), _rows("held_out", documents, packed.held_out)])
+def shard_index(columns: pa.Table) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(columns, sink, compression="zstd")
     return sink.getvalue()
-
-
-def _rows(name: str, documents: Documents, part: Part) -> pa.Table:
-    starts = np.concatenate([[0], part.ends[:-1]])
-    numbers = part.documents.tolist()
-    return pa.table(
-        {
-            "part": pa.array([name] * len(numbers), pa.string()),
-            "file": pa.array([documents.files[documents.file[i]] for i in numbers], pa.string()),
-            "member": pa.array([documents.member[i] for i in numbers], pa.string()),
-            "position": pa.array([documents.position[i] for i in numbers], pa.int64()),
-            "first_token": pa.array(starts, pa.int64()),
-            "tokens": pa.array(part.ends - starts, pa.int64()),
-            "first_window": pa.array(starts // part.window_tokens, pa.int64()),
-            "last_window": pa.array((part.ends - 1) // part.window_tokens, pa.int64()),
-        }
-    )
 
 
 @dataclass(frozen=True)

@@ -1,211 +1,248 @@
-"""Prepare a mix: verified files → documents → tokenizer → windows, index and manifest in a store.
+"""Prepare a mix: verified files → texts → tokenizer → sorted runs → shards of windows, their index, and the manifest.
 
-Nothing is written until every source is known to fill its windows. Then made-with.json, the tokenizer and, source by
-source, the windows are created; a finished source is recorded in parts/sources/<source>.json, and manifest.json comes
-last. A second call takes up finished sources, after verifying all their objects, and writes what is missing: the same
-bytes.
+    fetch      what is not of this machine comes into the cache
+    read       each file's texts become a piece                                        (read.py)
+    number     documents get canonical numbers; duplicates are dropped                 (documents.py)
+    tokenizer  trained on a sample, or given                                           (sample.py, tokens.py)
+    encode     texts become sorted runs of documents at their places                   (runs.py)
+    lay out    held-out documents are chosen, places become tokens of two streams      (layout.py)
+    write      each shard is cut out of the runs and created in the store              (shards.py)
+
+Jobs of a stage run in any order on any number of processes. Pieces lie in a folder of the cache until manifest.json,
+which comes last; a call that was interrupted is taken up from them. Nothing is written to the store until every source
+is known to fill its windows.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TypeVar
+from __future__ import annotations
 
-from pydantic import ValidationError
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from kernels import canonical
 from kernels.digest import digest
-from model.spec import Spec
 from storage.corpus import made_with
-from storage.corpus.documents import Documents, collect, shuffled
 from storage.corpus.fetch import pinned_files, read_pinned
-from storage.corpus.index import index_file, index_key
+from storage.corpus.layout import Stream, hold_out_everywhere, placed, streams
 from storage.corpus.manifest import (
-    FORMAT,
     KEY,
     Manifest,
     Mix,
     Shard,
     SourceManifest,
-    StoredFile,
     TokenizerManifest,
     Windows,
     held_out_root,
+    read_manifest,
     stored,
 )
 from storage.corpus.mixture import Mixture, largest_remainder
-from storage.corpus.pack import Packed, Part, pack
+from storage.corpus.numbering import Numbered, number
+from storage.corpus.parts import Parts
+from storage.corpus.pool import Run, serially
+from storage.corpus.read import Fetch, Read
+from storage.corpus.runs import Encode, runs
+from storage.corpus.sample import sample
+from storage.corpus.shards import Write, mapped, runs_name, shards, written
 from storage.corpus.spec import MixSpec, PinnedTokenizer
-from storage.corpus.tokens import Tokens, train
+from storage.corpus.tokens import TOKENIZER_PART, Tokens, TokensPart
 from storage.errors import InputFault, UsageError
 from storage.store import Store, create_same, object_digest
-from storage.windows import shard_objects, stored_shard
 
 TOKENIZER = "tokenizer.json"
-TOKENIZER_PART = "parts/tokenizer.json"
+SORT_BYTES = 512 << 20
 
-PartT = TypeVar("PartT", bound=Spec)
-
-Progress = Callable[[str, int, int], None]  # (what, how many are done, of how many)
+Progress = Callable[[str, int, int], None]  # (what, bytes done, of how many)
 
 
-class TokenizerPart(Spec):
-    """parts/tokenizer.json: the tokenizer that was trained for the mix spec with the digest `made_from`."""
+def prepare(
+    spec: MixSpec,
+    cache: Path,
+    store: Store,
+    progress: Progress = lambda what, done, total: None,
+    run: Run = serially,
+    workers: int = 1,
+    sort_bytes: int = SORT_BYTES,
+) -> Manifest:
+    """Prepare the mix of `spec` in `store` and return its manifest; downloads and pieces go to the folder `cache`.
 
-    made_from: str
-    digest: str
-
-
-class SourcePart(Spec):
-    """parts/sources/<source>.json: a finished source. `made_from` digests everything that decided it."""
-
-    made_from: str
-    source: SourceManifest
-    files: dict[str, StoredFile]
-
-
-def prepare(spec: MixSpec, cache: Path, store: Store, progress: Progress = lambda what, done, total: None) -> Manifest:
-    """Prepare the mix of `spec` in `store` and return its manifest; downloads go to the folder `cache`.
-
-    Raises InputFault (a file differs from its pin, a source is empty or too small, the store holds another mix),
-    Refused (a source that is pinned but cannot be fetched yet), StorageError. All pinned files are verified every time.
+    run: carries out jobs, on so many `workers`; sort_bytes: what one of them may hold in memory to sort. Neither is an
+    input of the result. Raises InputFault (a file differs from its pin, a source is empty or too small, the store holds
+    another mix), Refused (a source that is pinned but cannot be fetched, or another process prepares this mix),
+    StorageError.
     """
-    _fetch(spec, cache, progress)
-    collected: dict[str, Documents] = {}
-    tokens = _tokenizer(spec, cache, store, collected, progress)
-    made_from = _made_from(spec, tokens.digest)
-    parts: dict[str, SourcePart] = {}
-    packed: dict[str, tuple[Documents, Packed]] = {}
-    for name in (source.name for source in spec.sources):
-        finished = _finished(name, made_from, store)
-        if finished is not None:
-            parts[name] = finished
-            continue
-        documents = collected.pop(name, None) or _collect(spec, name, cache, progress)
-        packed[name] = documents, _pack(spec, name, documents, tokens, progress)
-    windows = {name: part.source.train.windows for name, part in parts.items()}
-    counts = _counts(spec, windows | {name: both[1].train.count for name, both in packed.items()})
-    if TOKENIZER not in store.list(TOKENIZER):  # else an earlier call began this mix, with what it had
-        made_with.record(store)
-    _write_tokenizer(spec, tokens, store)
-    for name in sorted(packed):
-        parts[name] = _write_source(spec, name, *packed[name], made_from, store, progress)
-    manifest = _manifest(spec, tokens, counts, [parts[source.name] for source in spec.sources])
-    create_same(store, KEY, manifest.to_bytes())
+    if finished := _finished(spec, store, progress):
+        return finished
+    made_from = digest(canonical.dumps([spec.digest(), made_with.here().model_dump(mode="json")]), "mix part")
+    folder = digest(canonical.dumps([made_from, store.uri]), "mix parts")
+    parts = Parts(cache / f"parts-{folder[:16]}", made_from)
+    mapped.cache_clear()  # of a former preparation in this process, whose pieces are gone or damaged
+    with parts.claimed():
+        manifest = _Preparation(spec, cache, store, parts, progress, run, workers, sort_bytes).manifest()
+        create_same(store, KEY, manifest.to_bytes())
+        parts.remove()
     return manifest
 
 
-def _fetch(spec: MixSpec, cache: Path, progress: Progress) -> None:
-    """Every pinned file is present and as pinned, before any work is done; the bytes are read again when used."""
-    files = [file for source in spec.sources for file in pinned_files(source)]
-    for number, file in enumerate(files):
-        progress("fetch", number, len(files))
-        read_pinned(file, cache)
-    progress("fetch", len(files), len(files))
-
-
-def _collect(spec: MixSpec, name: str, cache: Path, progress: Progress) -> Documents:
-    (source,) = (source for source in spec.sources if source.name == name)
-    return collect(source, cache, lambda done, total: progress(f"extract {name}", done, total))
-
-
-def _tokenizer(spec: MixSpec, cache: Path, store: Store, collected: dict[str, Documents], progress: Progress) -> Tokens:
-    """The pinned tokenizer, one that a former call trained, or one trained now: then `collected` has all documents."""
-    if isinstance(spec.tokenizer, PinnedTokenizer):
-        data = read_pinned(spec.tokenizer, cache)
-        return Tokens(data, object_digest(data), spec.tokenizer.end_of_text)
-    record = _read_part(store, TOKENIZER_PART, TokenizerPart)
-    if record is not None and record.made_from == _made_from(spec) and TOKENIZER in store.list(TOKENIZER):
-        return Tokens(store.read(TOKENIZER), record.digest, spec.tokenizer.special[0])
-    for source in spec.sources:
-        collected[source.name] = _collect(spec, source.name, cache, progress)
-    progress("train tokenizer", 0, 1)
-    data = train(spec.tokenizer, _sample(spec, spec.tokenizer.sample_bytes, collected))
-    progress("train tokenizer", 1, 1)
-    return Tokens(data, object_digest(data), spec.tokenizer.special[0])
-
-
-def _sample(spec: MixSpec, sample_bytes: int, collected: dict[str, Documents]) -> Iterator[str]:
-    """Whole documents in a keyed order of their own, from each source until its share of the bytes is reached."""
-    total = sum(documents.text_bytes for documents in collected.values())
-    for name, documents in collected.items():
-        left = sample_bytes * documents.text_bytes // total
-        for index in shuffled(spec.seed, name, len(documents), "tokenizer sample").tolist():
-            if left <= 0:
-                break
-            left -= len(documents.texts[index].encode())
-            yield documents.texts[index]
-
-
-def _pack(spec: MixSpec, name: str, documents: Documents, tokens: Tokens, progress: Progress) -> Packed:
-    progress(f"encode {name}", 0, 1)
-    packed = pack(spec, name, documents, tokens)
-    documents.texts.clear()  # only addresses are needed from here on
-    progress(f"encode {name}", 1, 1)
-    return packed
-
-
-def _counts(spec: MixSpec, windows: dict[str, int]) -> tuple[int, ...]:
-    """How many of a block's windows each source has; UsageError if one would have none."""
-    names = [source.name for source in spec.sources]
-    if spec.proportions is not None:
-        return tuple(spec.proportions[name] for name in names)
-    assert spec.block is not None  # the spec checks that one of the two is given
-    counts = largest_remainder([windows[name] for name in names], spec.block)
-    if 0 in counts:
-        name = names[counts.index(0)]
-        raise UsageError(
-            f"source {name} has {windows[name]} of {sum(windows.values())} windows: none of a block of {spec.block}",
-            cause="the block is too small for so small a source",
-            next_step="raise block in the recipe, or give proportions",
+def _finished(spec: MixSpec, store: Store, progress: Progress) -> Manifest | None:
+    """The manifest of this mix, if all its objects are there; InputFault if one is damaged, or it is another mix."""
+    if KEY not in store.list(KEY):
+        return None
+    manifest = read_manifest(store)
+    if manifest.mix.spec.digest() != spec.digest():
+        raise InputFault(
+            f"{store.uri} holds the mix of another recipe: its spec has digest {manifest.mix.spec.digest()}, this one "
+            f"{spec.digest()}",
+            cause="the recipe was changed after the mix was prepared, or the folder is another recipe's",
+            next_step="choose an empty folder; nothing was overwritten",
         )
-    return tuple(counts)
+    if not set(manifest.files) <= set(store.list()):
+        return None
+    done, total = 0, sum(file.size for file in manifest.files.values())
+    for key, file in manifest.files.items():
+        progress("verify", done, total)
+        store.read(key, file.digest)
+        done += file.size
+    progress("verify", done, total)
+    return manifest
 
 
-def _write_source(
-    spec: MixSpec, name: str, documents: Documents, packed: Packed, made_from: str, store: Store, progress: Progress
-) -> SourcePart:
-    """Create the objects of one source, and its record last."""
-    files: dict[str, StoredFile] = {}
-    shards: dict[str, list[Shard]] = {"train": [], "held_out": []}
-    for part, stream in (("train", packed.train), ("held_out", packed.held_out)):
-        for shard, objects, rows_at in shard_objects(f"windows/{name}/{part}", stream.windows, spec.shard_windows):
-            for key, data in objects.items():
-                create_same(store, key, data)
-            files |= stored_shard(objects, rows_at)
-            shards[part].append(shard)
-            progress(f"write {name}", sum(s.windows for s in shards[part]), stream.count)
-    index = index_file(documents, packed)
-    create_same(store, index_key(name), index)
-    files[index_key(name)] = stored(index)
-    source = SourceManifest(
-        name=name,
-        text_bytes=documents.text_bytes,
-        skipped=documents.skipped,
-        train=_windows(packed.train, shards["train"]),
-        held_out=_windows(packed.held_out, shards["held_out"]),
-    )
-    record = SourcePart(made_from=made_from, source=source, files=files)
-    create_same(store, _source_part(name), canonical.dumps(record.model_dump(mode="json")))
-    return record
+@dataclass(frozen=True)
+class _Preparation:
+    spec: MixSpec
+    cache: Path
+    store: Store
+    parts: Parts
+    progress: Progress
+    run: Run
+    workers: int
+    sort_bytes: int
+
+    def manifest(self) -> Manifest:
+        """Every stage in turn."""
+        pins = {source.name: pinned_files(source) for source in self.spec.sources}
+        self._do("fetch", [Fetch(pin, self.cache) for files in pins.values() for pin in files])
+        reads = {
+            name: [Read(self.parts, self.spec.seed, name, i, pin, self.cache) for i, pin in enumerate(files)]
+            for name, files in pins.items()
+        }
+        self._do("read", [job for jobs in reads.values() for job in jobs])
+        sources = number(self.parts, self.spec, pins)
+        tokens = self._tokenizer(sources)
+        encoded = [runs(self.parts, self.spec.seed, s, tokens, self.sort_bytes, self.workers) for s in sources]
+        self._do("encode", [job for jobs in encoded for job in jobs])
+        laid_out = self._lay_out(sources, encoded)
+        counts = self._counts([two["train"].windows for _, two in laid_out])
+        self._begin(tokens)
+        writes = [list(shards(self.parts, self.store, self.spec, name, two, tokens)) for name, two in laid_out]
+        self._do("write", [job for jobs in writes for job in jobs])
+        return self._manifest(tokens.open(), counts, sources, laid_out, writes)
+
+    def _do(self, what: str, jobs: Sequence[Any]) -> None:
+        """Carry out those that are not finished."""
+        left = [job for job in jobs if not job.finished()]
+        total = sum(job.size for job in jobs)
+        done = total - sum(job.size for job in left)
+        self.progress(what, done, total)
+        if not left:
+            return
+
+        def tell(job: Any) -> None:
+            nonlocal done
+            done += job.size
+            self.progress(what, done, total)
+
+        self.run(what, left, tell)
+
+    def _tokenizer(self, sources: list[Numbered]) -> TokensPart:
+        """The pinned tokenizer, or one trained on a sample of the sources."""
+        chosen = self.spec.tokenizer
+        if isinstance(chosen, PinnedTokenizer):
+            data = read_pinned(chosen, self.cache)
+            part = TokensPart(self.parts, object_digest(data), chosen.end_of_text)
+            Tokens(data, part.digest, part.end_of_text)  # is one
+            self.parts.write(TOKENIZER_PART, {"json": data.decode()})
+            return part
+        self._do("tokenizer", [sample(self.parts, chosen, self.spec.seed, sources)])
+        data = self.parts.about(TOKENIZER_PART)["json"].encode()
+        return TokensPart(self.parts, object_digest(data), chosen.special[0])
+
+    def _lay_out(self, sources: list[Numbered], encoded: list[list[Encode]]) -> list[tuple[str, dict[str, Stream]]]:
+        found = [placed(self.parts, self.spec, s.source, jobs) for s, jobs in zip(sources, encoded, strict=True)]
+        hold_out_everywhere(found)
+        for source, jobs in zip(sources, encoded, strict=True):
+            listed = [[job.name, self.parts.digest(job.name)] for job in jobs]
+            about = {"runs": listed, "files": [file.name for file in source.files]}
+            self.parts.write(runs_name(source.source), about)
+        return [(source.source, streams(self.spec, source)) for source in found]
+
+    def _counts(self, windows: list[int]) -> tuple[int, ...]:
+        """How many of a block's windows each source has; UsageError if one would have none."""
+        names = [source.name for source in self.spec.sources]
+        if self.spec.proportions is not None:
+            return tuple(self.spec.proportions[name] for name in names)
+        assert self.spec.block is not None  # the spec checks that one of the two is given
+        counts = largest_remainder(windows, self.spec.block)
+        if 0 in counts:
+            none = counts.index(0)
+            raise UsageError(
+                f"source {names[none]} has {windows[none]} of {sum(windows)} windows: none of a block of "
+                f"{self.spec.block}",
+                cause="the block is too small for so small a source",
+                next_step="raise block in the recipe, or give proportions",
+            )
+        return tuple(counts)
+
+    def _begin(self, tokens: TokensPart) -> None:
+        """The first objects of the store."""
+        if TOKENIZER not in self.store.list(TOKENIZER):  # else an earlier call began this mix, with what it had
+            made_with.record(self.store)
+        create_same(self.store, TOKENIZER, tokens.open().data)
+
+    def _manifest(
+        self,
+        tokens: Tokens,
+        counts: tuple[int, ...],
+        sources: list[Numbered],
+        laid_out: list[tuple[str, dict[str, Stream]]],
+        writes: list[list[Write]],
+    ) -> Manifest:
+        entries: list[SourceManifest] = []
+        files = {TOKENIZER: stored(tokens.data)}
+        for source, (_, two), jobs in zip(sources, laid_out, writes, strict=True):
+            parts: dict[str, list[Shard]] = {"train": [], "held_out": []}
+            for job in jobs:
+                shard, made = written(self.parts, job.name)
+                parts[job.part].append(shard)
+                files |= made
+            train, held_out = (_windows(two[part], parts[part]) for part in ("train", "held_out"))
+            entries.append(
+                SourceManifest(
+                    name=source.source,
+                    text_bytes=source.text_bytes,
+                    skipped=source.skipped,
+                    train=train,
+                    held_out=held_out,
+                )
+            )
+        return Manifest.of(_mix(self.spec, tokens, counts, tuple(entries)), files)
 
 
-def _write_tokenizer(spec: MixSpec, tokens: Tokens, store: Store) -> None:
-    create_same(store, TOKENIZER, tokens.data)
-    record = TokenizerPart(made_from=_made_from(spec), digest=tokens.digest)
-    create_same(store, TOKENIZER_PART, canonical.dumps(record.model_dump(mode="json")))
-
-
-def _windows(part: Part, shards: list[Shard]) -> Windows:
+def _windows(stream: Stream, shards: list[Shard]) -> Windows:
     return Windows(
-        documents=len(part.documents), tokens=len(part.ids), windows=part.count, tail=part.tail, shards=tuple(shards)
+        documents=len(stream.places),
+        tokens=stream.tokens,
+        windows=stream.windows,
+        tail=stream.tail,
+        shards=tuple(shards),
     )
 
 
-def _manifest(spec: MixSpec, tokens: Tokens, counts: tuple[int, ...], parts: list[SourcePart]) -> Manifest:
-    sources = tuple(part.source for part in parts)
+def _mix(spec: MixSpec, tokens: Tokens, counts: tuple[int, ...], sources: tuple[SourceManifest, ...]) -> Mix:
     names, windows = tuple(s.name for s in sources), tuple(s.train.windows for s in sources)
     mixture = Mixture(spec.seed, names, windows, counts)
-    mix = Mix(
+    return Mix(
         spec=spec.public(),
         tokenizer=TokenizerManifest(digest=tokens.digest, vocab=tokens.vocab, end_of_text=tokens.eot),
         dtype="uint16" if tokens.dtype.itemsize == 2 else "uint32",
@@ -215,37 +252,3 @@ def _manifest(spec: MixSpec, tokens: Tokens, counts: tuple[int, ...], parts: lis
         next_pass={name: mixture.begins_pass(s, 1) for s, name in enumerate(names)},
         held_out_root=held_out_root(sources),
     )
-    files = {TOKENIZER: stored(tokens.data)}
-    for part in parts:
-        files |= part.files
-    return Manifest.of(mix, files)
-
-
-def _finished(name: str, made_from: str, store: Store) -> SourcePart | None:
-    """The record of a finished source, if all its objects are there; InputFault if one of them is damaged."""
-    record = _read_part(store, _source_part(name), SourcePart)
-    if record is None or record.made_from != made_from:
-        return None
-    present = set(store.list(f"windows/{name}/")) | set(store.list(index_key(name)))
-    if not present.issuperset(record.files):
-        return None
-    for key, file in record.files.items():
-        store.read(key, file.digest)
-    return record
-
-
-def _read_part(store: Store, key: str, kind: type[PartT]) -> PartT | None:
-    if key not in store.list(key):
-        return None
-    try:
-        return kind.model_validate(canonical.loads(store.read(key)))
-    except (canonical.NotCanonical, ValidationError) as error:
-        raise InputFault(f"{store.uri}: {key} is damaged: {error}", next_step="prepare in an empty folder") from error
-
-
-def _made_from(spec: MixSpec, tokenizer: str = "") -> str:
-    return digest(canonical.dumps([FORMAT, spec.digest(), tokenizer]), "mix part")
-
-
-def _source_part(name: str) -> str:
-    return f"parts/sources/{name}.json"

@@ -247,10 +247,13 @@ class MixSpec(Spec):
     """The mix. A window holds seq_len + 1 tokens; `held_out_windows` are reserved in each source.
 
     Of every `block` windows of the stream each source has a fixed number: by largest remainder of the sources' window
-    counts (all are read at the same rate), or as `proportions` says, whose sum is then the block.
+    counts (all are read at the same rate), or as `proportions` says, whose sum is then the block. Of texts with the
+    same bytes, anywhere in the mix, `duplicates: drop` keeps the first.
     """
 
     seed: int = Field(ge=0, lt=2**63)
+    # Said only where something is dropped: it came after the first mixes, and their roots stay.
+    duplicates: Literal["keep", "drop"] = Field(default="keep", exclude_if=lambda value: value == "keep")
     seq_len: int = Field(ge=1, le=1 << 20)
     shard_windows: int = Field(ge=1, le=1 << 20)
     held_out_windows: int = Field(ge=1, le=MAX_RESERVED)

@@ -5,20 +5,23 @@ A special token's name inside a text is text. Training counts sums and breaks ti
 documents and the number of threads play no part.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from fastokens import Tokenizer as FastTokenizer
 from tokenizers import Tokenizer as ReferenceTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from storage.corpus.parts import Parts
 from storage.corpus.spec import TrainTokenizer
 from storage.errors import InputFault, MachineFault
 from storage.store import object_digest
 
 BATCH_BYTES = 4 << 20
 MIN_FREQUENCY = 2
+TOKENIZER_PART = "tokenizer"  # the piece of a preparation that has tokenizer.json, {"json": text}
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class Tokens:
         self.vocab: int = self._reference.get_vocab_size()
         self.dtype = np.dtype("<u2" if self.vocab <= 1 << 16 else "<u4")
 
-    def encode(self, texts: Sequence[str], tell: Callable[[int, int], None] = lambda done, total: None) -> Encoded:
+    def encode(self, texts: Iterable[str]) -> Encoded:
         """All texts, each followed by the end-of-text token."""
-        pieces, lengths, done = [np.empty(0, self.dtype)], [np.empty(0, np.int64)], 0
+        pieces, lengths = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
         for batch in _batches(texts):
             flat, offsets = self._fast.encode_batch_flat(batch, add_special_tokens=False, split_special_tokens=True)
             ids, bounds = np.frombuffer(flat, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
@@ -73,8 +76,6 @@ class Tokens:
                 raise MachineFault(f"the encoder returned id {int(ids.max())}, the vocabulary has {self.vocab}")
             pieces.append(np.insert(ids, bounds[1:], self.eot).astype(self.dtype))
             lengths.append(np.diff(bounds) + 1)
-            done += len(batch)
-            tell(done, len(texts))
         return Encoded(np.concatenate(pieces), np.cumsum(np.concatenate(lengths)))
 
     def text(self, ids: np.ndarray) -> str:
@@ -103,6 +104,24 @@ class Tokens:
                 cause="a version of fastokens whose rules differ from the tokenizer's",
                 next_step="install the versions of constraints.txt",
             )
+
+
+@dataclass(frozen=True)
+class TokensPart:
+    """Where the processes of a preparation find the tokenizer."""
+
+    parts: Parts
+    digest: str
+    end_of_text: str
+
+    def open(self) -> Tokens:
+        """The tokenizer, loaded once in each process."""
+        return _opened(self)
+
+
+@lru_cache(maxsize=1)
+def _opened(part: TokensPart) -> Tokens:
+    return Tokens(part.parts.about(TOKENIZER_PART)["json"].encode(), part.digest, part.end_of_text)
 
 
 def _byte_letters() -> dict[str, int]:
@@ -137,7 +156,7 @@ def train(spec: TrainTokenizer, texts: Iterator[str]) -> bytes:
     return tokenizer.to_str(pretty=False).encode()
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for text in texts:

@@ -12,14 +12,13 @@ from pydantic import ValidationError
 
 from kernels import canonical
 from storage.corpus import download
-from storage.corpus.documents import collect
 from storage.corpus.fetch import pinned_files
 from storage.corpus.manifest import Manifest
 from storage.corpus.spec import SourceSpec, UrlFile
 from storage.errors import InputFault
 from storage.store import MemoryStore
 from tests.file_server import CutOff, FileServer, Other, serving
-from tests.storage.corpus.mixes import pin, prepared, prose, write_jsonl, write_tar
+from tests.storage.corpus.mixes import collect, pin, prepared, prose, write_jsonl, write_tar
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_line_ends_are_text_and_their_bytes_are_pinned(tmp_path: Path) -> None:
     write_tar(path, {"a.txt": b"one\r\ntwo\r\n"})
     with pytest.raises(InputFault, match="differs from its pin"):
         collect(SourceSpec.model_validate({"name": "s", "files": [pinned]}), tmp_path)
-    assert collect(SourceSpec.model_validate({"name": "s", "files": [pin(path)]}), tmp_path).texts == ["one\r\ntwo\r\n"]
+    assert collect(SourceSpec.model_validate({"name": "s", "files": [pin(path)]}), tmp_path)[0] == ["one\r\ntwo\r\n"]
 
 
 def test_a_source_that_answers_differently_on_every_try_ends(

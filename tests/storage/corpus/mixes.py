@@ -3,15 +3,20 @@
 import hashlib
 import io
 import json
+import os
 import random
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from storage.corpus.fetch import pinned_files
 from storage.corpus.manifest import Manifest
+from storage.corpus.parts import Parts
 from storage.corpus.prepare import prepare
-from storage.corpus.spec import MixSpec
+from storage.corpus.read import Read
+from storage.corpus.spec import MixSpec, SourceSpec
 from storage.store import Store
 
 WORDS = "the of windows step ledger naïve ﬁne 数据 loss = x[i] + 3.14\n return\tdef 🙂 <|endoftext|> \r\n café".split(
@@ -75,6 +80,19 @@ def small(folder: Path, **changes: Any) -> MixSpec:
         ],
     }
     return MixSpec.model_validate(fields | changes)
+
+
+def collect(source: SourceSpec, cache: Path) -> tuple[list[str], dict[str, int]]:
+    """(the texts of a source in canonical order, its skipped rows by reason)."""
+    parts = Parts(cache / "parts-of-one-source", os.urandom(8).hex())
+    texts: list[str] = []
+    skipped: Counter[str] = Counter()
+    for number, pinned in enumerate(pinned_files(source)):
+        job = Read(parts, 0, source.name, number, pinned, cache)
+        job()
+        texts += parts.table(job.name)["text"].to_pylist()
+        skipped.update(parts.about(job.name)["skipped"])
+    return texts, dict(skipped)
 
 
 def prepared(folder: Path, store: Store, **changes: Any) -> tuple[MixSpec, Manifest]:

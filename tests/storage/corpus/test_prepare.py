@@ -1,21 +1,26 @@
 """Preparing a mix: the same bytes whatever the order, place, time zone or hash seed; whole or not at all."""
 
+import io
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from kernels import canonical
 from storage.corpus import made_with
-from storage.corpus.index import index_key
 from storage.corpus.manifest import KEY, Manifest, mix_root, read_manifest
+from storage.corpus.pool import Done, processes, serially
 from storage.corpus.prepare import prepare
 from storage.corpus.spec import MixSpec
-from storage.errors import InputFault, Refused, StorageError, UsageError
-from storage.store import MemoryStore
+from storage.errors import InputFault, Refused, StorageError, UsageError, VerbatimError
+from storage.store import LocalStore, MemoryStore
 from tests.storage.corpus.mixes import pin, prepared, prose, small, write_jsonl, write_tar
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,7 +127,7 @@ def test_preparing_twice_reads_and_returns_the_same(tmp_path: Path) -> None:
     told: list[str] = []
     assert prepare(spec, tmp_path, target, lambda what, done, total: told.append(what)) == manifest
     assert objects(target) == before
-    assert set(told) == {"fetch"}  # nothing was extracted, trained or encoded again
+    assert set(told) == {"verify"}  # nothing was read, trained or encoded again
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 5, 40, 62, 70])
@@ -135,8 +140,11 @@ def test_an_interrupted_call_leaves_no_manifest_and_is_taken_up(tmp_path: Path, 
         prepare(spec, tmp_path, broken)
     assert KEY not in broken.list() and len(broken.list()) == written < len(whole.list())
     broken.left = 10**9
-    assert prepare(spec, tmp_path, broken) == manifest
+    told: list[tuple[str, int, int]] = []
+    assert prepare(spec, tmp_path, broken, lambda *report: told.append(report)) == manifest
     assert objects(broken) == objects(whole)
+    assert not [what for what, done, total in told if what in ("read", "tokenizer", "encode") and done < total]
+    assert not list(tmp_path.glob("parts-*"))
 
 
 def test_a_mix_of_unknown_origin_is_not_said_to_be_made_here(tmp_path: Path) -> None:
@@ -148,14 +156,161 @@ def test_a_mix_of_unknown_origin_is_not_said_to_be_made_here(tmp_path: Path) -> 
     assert made_with.recorded(target) is None
 
 
-def test_a_finished_source_is_not_made_again(tmp_path: Path) -> None:
+def test_a_mix_of_which_objects_are_lost_is_made_whole_again(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
-    for key in [KEY, "parts/sources/texts.json", index_key("texts")]:
-        target.delete(key)
-    told: list[str] = []
-    assert prepare(spec, tmp_path, target, lambda what, done, total: told.append(what)) == manifest
-    assert "encode texts" in told and "encode rows" not in told and "train tokenizer" not in told
+    before = objects(target)
+    target.delete("windows/texts/train/00000.leaves")
+    assert prepare(spec, tmp_path, target) == manifest
+    assert objects(target) == before
+
+
+@pytest.mark.parametrize("how", ["text", "record", "lost", "cut"])
+def test_a_damaged_piece_is_made_again(tmp_path: Path, how: str) -> None:
+    whole = store()
+    spec, manifest = prepared(tmp_path, whole)
+    broken = Interrupted(f"{os.urandom(8).hex()}")
+    broken.left = 20
+    with pytest.raises(StorageError, match="disk is full"):
+        prepare(spec, tmp_path, broken)
+    (piece,) = tmp_path.glob("parts-*/runs/rows/000000.arrow")
+    if how == "text":
+        data = bytearray(piece.read_bytes())
+        data[len(data) // 2] ^= 1
+        piece.write_bytes(data)
+    elif how == "cut":
+        piece.write_bytes(piece.read_bytes()[:-100])
+    elif how == "lost":
+        piece.unlink()
+    else:
+        piece.with_suffix(".json").write_bytes(b"{}")
+    broken.left = 10**9
+    assert prepare(spec, tmp_path, broken) == manifest
+    assert objects(broken) == objects(whole)
+
+
+def test_of_two_that_prepare_one_mix_the_second_is_refused(tmp_path: Path) -> None:
+    spec, target = small(tmp_path), store()
+
+    def again(what: str, done: int, total: int) -> None:
+        with pytest.raises(Refused, match="another process is preparing this mix"):
+            prepare(spec, tmp_path, target)
+
+    prepare(spec, tmp_path, target, again)
+
+
+@pytest.mark.parametrize("sort_bytes", [1, 4000, 50_000])
+def test_the_sort_budget_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort_bytes: int) -> None:
+    whole, target = store(), store()
+    spec, manifest = prepared(tmp_path, whole)
+    made: list[str] = []
+
+    def run(stage: str, jobs: Sequence[Any], done: Done) -> None:
+        made.extend(job.name for job in jobs if stage == "encode")
+        serially(stage, jobs, done)
+
+    assert prepare(spec, tmp_path, target, run=run, sort_bytes=sort_bytes) == manifest
+    assert objects(target) == objects(whole)
+    assert len(made) >= {1: 160, 4000: 20, 50_000: 2}[sort_bytes]
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_the_number_of_workers_decides_nothing(tmp_path: Path, workers: int) -> None:
+    whole, target = store(), LocalStore(tmp_path / "mix")
+    spec, manifest = prepared(tmp_path, whole)
+    with processes(workers) as run:
+        assert prepare(spec, tmp_path, target, run=run, workers=workers, sort_bytes=50_000) == manifest
+    assert {key: target.read(key) for key in target.list()} == objects(whole)
+
+
+def test_the_first_error_of_a_worker_ends_all(tmp_path: Path) -> None:
+    spec, target = small(tmp_path), LocalStore(tmp_path / "mix")
+    (tmp_path / "rows.jsonl").write_bytes(b"{}")
+    with pytest.raises(InputFault, match=r"rows\.jsonl differs from its pin") as error, processes(2) as run:
+        prepare(spec, tmp_path, target, run=run, workers=2)
+    assert "restore the pinned file" in error.value.next_step and target.list() == []
+
+
+def test_a_lost_worker_is_one_clear_error_and_what_is_finished_is_kept(tmp_path: Path) -> None:
+    spec, target = small(tmp_path), LocalStore(tmp_path / "mix")
+
+    def killed(stage: str, jobs: Sequence[Any], done: Done) -> None:
+        run(stage, [Suicide(job) if stage == "encode" else job for job in jobs], done)
+
+    with pytest.raises(VerbatimError, match="was ended by someone else"), processes(2) as run:
+        prepare(spec, tmp_path, target, run=killed, workers=2, sort_bytes=4000)
+    told: list[tuple[str, int, int]] = []
+    _, manifest = prepared(tmp_path / "other", store())
+    assert prepare(spec, tmp_path, target, lambda *report: told.append(report)).root == manifest.root
+    assert next(done for what, done, total in told if what == "read") > 0
+
+
+@dataclass(frozen=True)
+class Suicide:
+    """A job in whose midst the process dies."""
+
+    job: Any
+
+    @property
+    def size(self) -> int:
+        return int(self.job.size)
+
+    def __call__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_duplicates(folder: Path, **changes: Any) -> MixSpec:
+    folder.mkdir(exist_ok=True)
+    texts = [prose(i, 30) for i in range(90)]
+    one = write_jsonl(folder / "a.jsonl", [*texts, texts[3], texts[5] + " ", texts[3]])
+    two = write_jsonl(folder / "b.jsonl", [texts[7], *(prose(1000 + i, 30) for i in range(90)), texts[89]])
+    three = write_jsonl(folder / "c.jsonl", [texts[3], *(prose(2000 + i, 30) for i in range(90))])
+    files = [pin(two, kind="rows"), pin(one, kind="rows")]
+    sources = [{"name": "first", "files": files}, {"name": "second", "files": [pin(three, kind="rows")]}]
+    return small(folder, sources=sources, held_out_windows=1, **changes)
+
+
+def test_exact_duplicates_are_dropped_and_counted_if_the_recipe_says_so(tmp_path: Path) -> None:
+    kept, dropped = store(), store()
+    every = prepare(with_duplicates(tmp_path), tmp_path, kept).mix
+    mix = prepare(with_duplicates(tmp_path, duplicates="drop"), tmp_path, dropped).mix
+    assert [source.skipped for source in every.sources] == [{}, {}]
+    assert [source.skipped for source in mix.sources] == [{"duplicate": 4}, {"duplicate": 1}]
+    for one, other in zip(every.sources, mix.sources, strict=True):
+        documents = [part.train.documents + part.held_out.documents for part in (one, other)]
+        assert documents[0] - documents[1] == other.skipped["duplicate"]
+        gone = [prose(3, 30)] * (2 if one.name == "first" else 1)
+        gone += [prose(7, 30), prose(89, 30)] if one.name == "first" else []
+        assert one.text_bytes - other.text_bytes == sum(len(text.encode()) for text in gone)
+    assert "duplicates" not in every.spec.model_dump() and mix.spec.duplicates == "drop"
+
+
+@pytest.mark.parametrize("sort_bytes", [1, 9_000])
+def test_duplicates_are_the_same_under_any_budget(tmp_path: Path, sort_bytes: int) -> None:
+    spec = with_duplicates(tmp_path, duplicates="drop")
+    manifest = prepare(spec, tmp_path, store())
+    assert prepare(spec, tmp_path, store(), sort_bytes=sort_bytes) == manifest
+
+
+def test_a_text_that_is_held_out_of_one_source_is_held_out_of_all(tmp_path: Path) -> None:
+    """Each source alone has another threshold: the first holds out more than the second would by itself."""
+    shared = [prose(i, 20) for i in range(60)]
+    one = write_jsonl(tmp_path / "a.jsonl", [*shared, *(prose(500 + i, 30) for i in range(400))])
+    two = write_jsonl(tmp_path / "b.jsonl", [f"  {text}" for text in shared] + [prose(900 + i, 90) for i in range(300)])
+    sources = [{"name": "one", "files": [pin(one, kind="rows")]}, {"name": "two", "files": [pin(two, kind="rows")]}]
+    target = store()
+    prepare(small(tmp_path, sources=sources, held_out_windows=400), tmp_path, target)
+    held = {source: positions(target, source, "held_out") for source in ("one", "two")}
+    shown = held["one"] | held["two"]
+    assert 20 < len({row for row in shown if row < 60}) < 60
+    for source in ("one", "two"):
+        assert {row for row in held[source] if row < 60} == {row for row in shown if row < 60}
+        assert not positions(target, source, "train") & {row for row in shown if row < 60}
+
+
+def positions(of: MemoryStore, source: str, part: str) -> set[int]:
+    tables = [pq.read_table(io.BytesIO(of.read(key))) for key in of.list(f"docs/{source}/{part}/")]
+    return {row for table in tables for row in table["position"].to_pylist()}
 
 
 def test_a_damaged_object_is_found_when_a_mix_is_taken_up(tmp_path: Path) -> None:
@@ -174,7 +329,7 @@ def test_another_mix_is_not_overwritten(tmp_path: Path) -> None:
     target = store()
     prepared(tmp_path, target)
     before = objects(target)
-    with pytest.raises(InputFault, match="exists with other content"):
+    with pytest.raises(InputFault, match="holds the mix of another recipe"):
         prepare(small(tmp_path, seed=8), tmp_path, target)
     assert objects(target) == before
 
@@ -272,8 +427,7 @@ def test_every_object_of_the_mix_is_listed(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
     assert isinstance(spec, MixSpec)
-    others = {KEY, made_with.KEY, "parts/tokenizer.json", "parts/sources/rows.json", "parts/sources/texts.json"}
-    assert set(target.list()) == set(manifest.files) | others
+    assert set(target.list()) == set(manifest.files) | {KEY, made_with.KEY}
     for key, file in manifest.files.items():
         assert len(target.read(key, file.digest)) == file.size
 
