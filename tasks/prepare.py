@@ -28,6 +28,7 @@ from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
 _as_is: Any = quote  # Prefect is not to look into these parameters for futures, nor to copy them
+MB = 10**6
 SHARES = 4  # tasks of a stage for each worker of a cluster: the last to end should not keep the others waiting
 
 
@@ -93,9 +94,8 @@ class _Stages:
     def __call__(self, stage: str, done: int, total: int) -> None:
         if self._progress is None or stage != self._stage:
             self._stage = stage
-            name = f"Prepare: {stage}"
-            self._progress = Progress(name, f"{self._key}-{key_name(stage)}", max(1, total // 10**6), "MB")
-        self._progress(max(1, total // 10**6) if done >= total else done // 10**6)
+            self._progress = Progress(f"Prepare: {stage}", f"{self._key}-{key_name(stage)}", -(-total // MB), "MB")
+        self._progress(-(-total // MB) if done == total else done // MB)
 
 
 def _show(manifest: Manifest) -> None:
