@@ -12,7 +12,6 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
-from prefect.utilities.annotations import quote
 
 from storage import recipe as recipes
 from storage.corpus import made_with
@@ -27,7 +26,6 @@ from storage.store import open_store
 from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
-_as_is: Any = quote  # Prefect is not to look into these parameters for futures, nor to copy them
 MB = 10**6
 SHARES = 4  # tasks of a stage for each worker of a cluster: the last to end should not keep the others waiting
 
@@ -50,14 +48,29 @@ def prepare_mix(recipe: str, mix: str) -> Mix:
     )
 
 
-@task(task_run_name="{stage}", cache_policy=NO_CACHE)
-def carry_out(stage: str, jobs: Sequence[Any], run: Run = serially, done: Done = lambda job: None) -> None:
-    """Jobs of one stage. They leave files, not values."""
-    run(stage, jobs, done)
+class Work:
+    """Jobs of one stage, who carries them out and whom he tells. No dataclass, which Prefect would copy, looking for
+    futures."""
+
+    def __init__(self, stage: str, jobs: Sequence[Any], run: Run, done: Done) -> None:
+        self.stage, self.jobs, self.run, self.done = stage, jobs, run, done
+
+    def __str__(self) -> str:
+        return self.stage
+
+
+@task(task_run_name="{work}", cache_policy=NO_CACHE)
+def carry_out(work: Work) -> None:
+    """The jobs leave files, not values."""
+    work.run(work.stage, work.jobs, work.done)
 
 
 def _tracked(run: Run, stage: str, jobs: Sequence[Any], done: Done) -> None:
-    carry_out(stage, _as_is(list(jobs)), _as_is(run), _as_is(done))
+    carry_out(Work(stage, jobs, run, done))
+
+
+def _nothing(job: Any) -> None:
+    """Told of a job by a process that has nobody to tell."""
 
 
 @contextmanager
@@ -77,7 +90,7 @@ def _on_ray(address: str, workers: int) -> Iterator[Run]:
 def _shared_out(runner: TaskRunner[Any], shares: int, stage: str, jobs: Sequence[Any], done: Done) -> None:
     ordered = sorted(jobs, key=lambda job: -job.size)
     groups = [ordered[start::shares] for start in range(min(shares, len(ordered)))]
-    futures = [runner.submit(carry_out, {"stage": stage, "jobs": _as_is(group)}) for group in groups]
+    futures = [runner.submit(carry_out, {"work": Work(stage, group, serially, _nothing)}) for group in groups]
     for future, group in zip(futures, groups, strict=True):
         future.result()
         for job in group:
