@@ -179,11 +179,14 @@ def _in_order(found: list[tuple[str, Callable[[], bytes]]]) -> Iterator[tuple[st
 
 _BLOCK = re.compile(r"</?(?:p|li|ul|ol|dl|dt|dd|br|div|h[1-6]|tr|table|note|important)\b[^>]*>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^>]*>")
-_SPACES = re.compile(r"[ \t\r\f\v\xa0]+")
-_BREAKS = re.compile(r" ?\n[ \n]*")
+_SPACES = "\t\r\f\v\xa0"
 
 
 def plain(markup: str) -> str:
     """HTML as lines of text: blocks begin a line, other tags vanish, entities become characters."""
     text = html.unescape(_TAG.sub("", _BLOCK.sub("\n", markup)))
-    return _BREAKS.sub("\n", _SPACES.sub(" ", text)).strip()
+    for space in _SPACES:
+        text = text.replace(space, " ")
+    while "  " in text:
+        text = text.replace("  ", " ")
+    return "\n".join(filter(None, (line.strip(" ") for line in text.split("\n")))).strip()
