@@ -18,7 +18,7 @@ from model.spec import Spec
 from storage.corpus import made_with
 from storage.corpus.documents import Documents, collect, shuffled
 from storage.corpus.fetch import pinned_files, read_pinned
-from storage.corpus.index import index_file, index_key
+from storage.corpus.index_file import index_key
 from storage.corpus.manifest import (
     FORMAT,
     KEY,
@@ -34,6 +34,7 @@ from storage.corpus.manifest import (
 )
 from storage.corpus.mixture import Mixture, largest_remainder
 from storage.corpus.pack import Packed, Part, pack
+from storage.corpus.part_index import part_index
 from storage.corpus.spec import MixSpec, PinnedTokenizer
 from storage.corpus.tokens import Tokens, train
 from storage.errors import InputFault, UsageError
@@ -174,9 +175,9 @@ def _write_source(
             files |= stored_shard(objects, rows_at)
             shards[part].append(shard)
             progress(f"write {name}", sum(s.windows for s in shards[part]), stream.count)
-    index = index_file(documents, packed)
-    create_same(store, index_key(name), index)
-    files[index_key(name)] = stored(index)
+        for number, data in enumerate(part_index(documents, stream, spec.shard_windows)):
+            create_same(store, index_key(name, part, number), data)
+            files[index_key(name, part, number)] = stored(data)
     source = SourceManifest(
         name=name,
         text_bytes=documents.text_bytes,
@@ -226,7 +227,7 @@ def _finished(name: str, made_from: str, store: Store) -> SourcePart | None:
     record = _read_part(store, _source_part(name), SourcePart)
     if record is None or record.made_from != made_from:
         return None
-    present = set(store.list(f"windows/{name}/")) | set(store.list(index_key(name)))
+    present = set(store.list(f"windows/{name}/")) | set(store.list(f"docs/{name}/"))
     if not present.issuperset(record.files):
         return None
     for key, file in record.files.items():

@@ -132,7 +132,7 @@ def test_windows_that_only_one_mix_has(
 ) -> None:
     monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text[:20])
     cut = {"tokenizer": pinned(tmp_path, made(tmp_path / "a")), "shard_windows": shard_windows}
-    last = Index(made(tmp_path / "a", **cut), 1).named("train", "docs/")[-1]
+    last = list(Index(made(tmp_path / "a", **cut), 1).named("train", "docs/"))[-1]
     mixes = []
     for more in (5, 200):
         rows = with_text(last.member, lambda text, more=more: text + " more" * more)

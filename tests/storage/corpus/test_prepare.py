@@ -151,7 +151,7 @@ def test_a_mix_of_unknown_origin_is_not_said_to_be_made_here(tmp_path: Path) -> 
 def test_a_finished_source_is_not_made_again(tmp_path: Path) -> None:
     target = store()
     spec, manifest = prepared(tmp_path, target)
-    for key in [KEY, "parts/sources/texts.json", index_key("texts")]:
+    for key in [KEY, "parts/sources/texts.json", index_key("texts", "train", 1)]:
         target.delete(key)
     told: list[str] = []
     assert prepare(spec, tmp_path, target, lambda what, done, total: told.append(what)) == manifest
