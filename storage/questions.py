@@ -1,8 +1,8 @@
 """Questions to the data of a run: what did a step see, which steps saw a document, where does a text occur?
 
 Answered from a folder or a published store: of windows only those are read that the answer needs, by ranged reads, each
-verified against its leaf. Read whole are the manifest, the tokenizer, the documents' index of the sources concerned,
-the leaves of the shards touched, the ledger's header and its last part: that it is one chain is not checked here.
+verified against its leaf. Read whole are the manifest, the tokenizer, the documents' index and the leaves of the shards
+touched, the ledger's header and its last part: that it is one chain is not checked here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from model import schedule
 from model.spec import RunSpec
-from storage.corpus.index import Document, Index, index_key
+from storage.corpus.index import Document, Index
 from storage.corpus.manifest import KEY as MANIFEST
 from storage.corpus.prepare import TOKENIZER
 from storage.corpus.spec import PinnedTokenizer
@@ -228,8 +228,8 @@ class Questions:
             text = self.tokens.text(here[:-1] if stop <= width else here)
             pieces.append(Piece(document, base + start - document.first_token, len(here), text))
         if sum(piece.tokens for piece in pieces) != width:
-            raise self._disagree(source, f"leaves out a part of window {row}")
-        self._check_ends(ids, ends, source, f"window {row}")
+            raise self._disagree(source, "train", row, f"leaves out a part of window {row}")
+        self._check_ends(ids, ends, f"window {row}", source, "train", row)
         return tuple(pieces)
 
     def _read(self, document: Document) -> Read:
@@ -239,17 +239,21 @@ class Questions:
         first = document.first_token - rows.start * self.stream.window_tokens
         ids = ids[first : first + document.tokens]
         missing = document.tokens - len(ids)
-        self._check_ends(ids, [] if missing else [len(ids) - 1], source, f"document {document.id}")
+        ends = [] if missing else [len(ids) - 1]
+        self._check_ends(ids, ends, f"document {document.id}", source, document.part, rows.start)
         return Read(document, self.tokens.text(ids if missing else ids[:-1]), missing)
 
-    def _check_ends(self, ids: np.ndarray, ends: list[int], source: int, where: str) -> None:
+    def _check_ends(self, ids: np.ndarray, ends: list[int], where: str, source: int, part: str, row: int) -> None:
         found = np.nonzero(ids == self.stream.manifest.mix.tokenizer.end_of_text)[0].tolist()
         if found != ends:
-            raise self._disagree(source, f"has ends of documents at tokens {ends} of {where}, the windows at {found}")
+            how = f"has ends of documents at tokens {ends} of {where}, the windows at {found}"
+            raise self._disagree(source, part, row, how)
 
-    def _disagree(self, source: int, how: str) -> InputFault:
+    def _disagree(self, source: int, part: str, row: int, how: str) -> InputFault:
+        """row: a window of the part whose shard's index is at fault."""
+        key = self.index(source).key_of(part, row)
         return InputFault(
-            f"{self.stream.store.uri}: {self.stream.base}{index_key(self.stream.mixture.names[source])} {how}"[:2000],
+            f"{self.stream.store.uri}: {self.stream.base}{key} {how}"[:2000],
             cause="the index was made for another mix, or changed",
             next_step="do not rely on this index; prepare the mix again in an empty folder",
         )

@@ -22,7 +22,7 @@ MAY_IMPORT = {
         *("storage", "model", "kernels", "numpy", "pydantic", "yaml"),
         *("pyarrow", "duckdb", "cryptography", "tokenizers", "fastokens", "blake3", "huggingface_hub", "fsspec"),
     },
-    "tasks": {"tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect"},
+    "tasks": {"tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect", "prefect_ray"},
     "flows": {"flows", "tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect", "typer", "rich"},
 }
 # Modules that may import more than their package, and why.

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from storage.corpus import made_with
-from storage.corpus.index import Index, first_other_document
+from storage.corpus.compare_documents import first_other_document
+from storage.corpus.index import Index
 from storage.corpus.spec import SourceSpec
 from storage.errors import InputFault, MissingObject
 from storage.stream import Stream
@@ -99,7 +100,7 @@ def _source(recorded: Stream, rebuilt: Stream, number: int) -> str:
 
 def _document(recorded: Stream, rebuilt: Stream, number: int, same_ids: bool) -> str:
     try:
-        return first_other_document(Index(recorded, number), Index(rebuilt, number), same_ids)
+        return first_other_document(recorded, rebuilt, number, same_ids)
     except MissingObject:
         return ""
 

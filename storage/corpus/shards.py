@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from storage.corpus.index import index_key, shard_index
+from storage.corpus.index_file import index_key, shard_index
 from storage.corpus.keyed import key, permute
 from storage.corpus.layout import Stream
 from storage.corpus.manifest import Shard, StoredFile, stored

@@ -80,7 +80,7 @@ def test_a_listed_size_is_the_objects(made: Small) -> None:
         check_release(signed(made, objects=objects | {"recipe.yaml": longer}))
 
 
-@pytest.mark.parametrize("key", ["mix/tokenizer.json", "mix/docs/nouns.parquet", f"{WINDOWS}.arrow"])
+@pytest.mark.parametrize("key", ["mix/tokenizer.json", "mix/docs/nouns/train/00000.parquet", f"{WINDOWS}.arrow"])
 def test_an_exchanged_file_of_the_mix(made: Small, key: str) -> None:
     flip(made.published.path(key), -9)
     with pytest.raises(InputFault, match=f"{key} has digest .*, run and mix demand"):

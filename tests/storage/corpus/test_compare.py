@@ -103,7 +103,7 @@ def test_other_sources_and_files(tmp_path: Path) -> None:
 def test_another_extraction_names_file_document_and_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = made(tmp_path / "a")
     recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: f"{text}!"))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text("docs/07.txt", lambda text: f"{text}!"))
     rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
     said = found(recorded, rebuilt).what
     (document,) = (d for part in ("train", "held_out") for d in Index(recorded, 1).named(part, "docs/07.txt"))
@@ -119,7 +119,7 @@ def test_another_text_of_the_same_length_names_window_and_documents(
 ) -> None:
     recorded = made(tmp_path / "a")
     recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text(CALM, lambda text: text.replace("=", "~")))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text(CALM, lambda text: text.replace("=", "~")))
     rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
     said = found(recorded, rebuilt).what
     assert said.startswith("source texts, train window ") and f"which holds text of texts.tar {CALM} 0" in said
@@ -132,12 +132,12 @@ def test_windows_that_only_one_mix_has(
 ) -> None:
     monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text[:20])
     cut = {"tokenizer": pinned(tmp_path, made(tmp_path / "a")), "shard_windows": shard_windows}
-    last = Index(made(tmp_path / "a", **cut), 1).named("train", "docs/")[-1]
+    last = list(Index(made(tmp_path / "a", **cut), 1).named("train", "docs/"))[-1]
     mixes = []
     for more in (5, 200):
         rows = with_text(last.member, lambda text, more=more: text + " more" * more)
         with monkeypatch.context() as patch:
-            patch.setattr("storage.corpus.documents.rows", rows)
+            patch.setattr("storage.corpus.read.rows", rows)
             mixes.append(made(tmp_path / "a", **cut))
     recorded, rebuilt = mixes if longer == "rebuilt" else reversed(mixes)
     one, other = (mix.manifest.mix.sources[1].train.windows for mix in (recorded, rebuilt))
@@ -162,14 +162,14 @@ def test_another_choice_of_what_is_held_out(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_document_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = made(tmp_path / "a")
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: None))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text("docs/07.txt", lambda text: None))
     said = found(recorded, made(tmp_path / "a")).what  # the tokenizer differs too, for this reason
     assert said.startswith("source texts, file texts.tar, docs/07.txt document 0: ") and "and absent" in said
 
 
 def test_another_tokenizer_over_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = made(tmp_path / "a")
-    monkeypatch.setattr("storage.corpus.prepare.train", lambda spec, texts: train(spec, reversed(sorted(texts)[:60])))
+    monkeypatch.setattr("storage.corpus.sample.train", lambda spec, texts: train(spec, reversed(sorted(texts)[:60])))
     rebuilt = made(tmp_path / "a")
     digests = [stream.manifest.mix.tokenizer.digest for stream in (recorded, rebuilt)]
     assert found(recorded, rebuilt).what == f"tokenizer: {digests[0]} and {digests[1]}"
@@ -181,7 +181,7 @@ def test_a_manifest_alone_is_enough_to_name_a_shard(
 ) -> None:
     recorded = made(tmp_path / "a")
     recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: f"! {text}"))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text("docs/07.txt", lambda text: f"! {text}"))
     rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
     difference = found(without(recorded, *ends), rebuilt)
     assert "text_bytes" in difference.what
@@ -195,7 +195,7 @@ def test_a_manifest_alone_is_enough_to_name_a_shard(
 
 def test_the_versions_that_could_explain_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = made(tmp_path / "a")
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text("docs/07.txt", lambda text: f"! {text}"))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text("docs/07.txt", lambda text: f"! {text}"))
     rebuilt = made(tmp_path / "a")
     assert found(recorded, rebuilt).cause.startswith("not the versions: ")
     honest = made_with.here()
