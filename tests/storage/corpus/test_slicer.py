@@ -52,7 +52,8 @@ def odd_rows(folder: Path) -> list[dict[str, Any]]:
     broken = folder / "a.jsonl"
     broken.write_bytes(
         b'{"text": "first"}\n\n \n{"text": "cr"}\r\n[1]\n{"text": 3}\n{"text": null}\n{"other": "x"}\n'
-        b'{"text": "caf\xe9"}\n{"text": "line\\nfeed"}\n{"text": "cut\n{"text": "' + "\u2028 last".encode() + b'"}'
+        b'{"text": "one"}\r{"text": "line"}\n{"text": "caf\xe9"}\n'
+        b'{"text": "line\\nfeed"}\n{"text": "cut\n{"text": "' + "\u2028 last".encode() + b'"}'
     )
     long = write_jsonl(folder / "long.jsonl", [prose(2000 + i, 300) for i in range(12)])
     named = {"z.txt": prose(1, 200), "Z.txt": prose(2, 200), "\u00e9.txt": prose(3, 200), "a/b.txt": "  ", "a.txt": "a"}
@@ -65,6 +66,22 @@ def odd_rows(folder: Path) -> list[dict[str, Any]]:
         {"name": "long", "files": [pin(long, **rows)]},
         {"name": "archive", "files": [pin(archive, **text), pin(alone, kind="text"), pin(late, **rows)]},
     ]
+
+
+def tied(folder: Path) -> list[dict[str, Any]]:
+    """Sources of equal size, for ids that are bytes: with 160 tokens held out, texts of 20 come first and 8 are enough.
+
+    A text of 21 comes late, and so does one of 20 that is equal to one of 21 but for white space.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = []
+    for name in ("second", "first"):
+        alone = [f"{name:8}{i:08} a." for i in range(30)]
+        longer = [f"{name:8}{i:08} bc." for i in range(30)]
+        pairs = [f"{name:8}{i:08}{space}d." for i in range(30) for space in (" ", "  ")]
+        path = write_jsonl(folder / f"{name}.jsonl", [*pairs, *longer, *alone])
+        sources.append({"name": name, "files": [pin(path, kind="rows")]})
+    return sources
 
 
 def wide_tokenizer(folder: Path) -> dict[str, Any]:
@@ -92,6 +109,7 @@ CASES: dict[str, dict[str, Any]] = {
     "odd rows": {"odd": True, "seed": 5, "seq_len": 12, "block": 13},
     "odd rows, long windows": {"odd": True, "seq_len": 100, "held_out_windows": 3, "block": 61, "shard_windows": 3},
     "ids of four bytes": {"wide": True, "seq_len": 15, "block": 9},
+    "ties": {"wide": True, "tied": True, "seq_len": 15, "held_out_windows": 10, "block": 7},
 }
 
 
@@ -100,6 +118,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder, changes = tmp_path_factory.mktemp("mix"), dict(request.param)
     if changes.pop("odd", False):
         changes["sources"] = odd_rows(folder)
+    if changes.pop("tied", False):
+        changes["sources"] = tied(folder)
     if changes.pop("wide", False):
         changes["tokenizer"] = wide_tokenizer(folder)
     return make(folder, **changes)
