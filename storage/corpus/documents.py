@@ -19,7 +19,10 @@ MANY = 8  # texts of a source, at the least, that make up its held-out windows w
 
 @dataclass
 class Documents:
-    """Texts by (file name, member name, position); file[i] indexes `files`."""
+    """Texts by (file name, member name, position), names by code points; file[i] indexes `files`.
+
+    skipped: rows that are no documents, by reason; text_bytes: UTF-8 bytes of the texts.
+    """
 
     files: list[str]
     texts: list[str] = field(default_factory=list)
@@ -59,21 +62,28 @@ def collect(source: SourceSpec, cache: Path, tell: Callable[[int, int], None] = 
 
 
 def shuffled(seed: int, source: str, count: int, purpose: str = "documents") -> np.ndarray:
-    """The order of a source's documents: element p is the canonical number of the document that comes p-th; int64."""
+    """The order of a source's documents: element p is the canonical number of the document that comes p-th; int64.
+
+    It is permute(key(seed, purpose, source), count, p); canonical numbers count the documents alone, not skipped rows.
+    """
     return permute(key(seed, purpose, source), count, np.arange(count))
 
 
 def normalised(text: str) -> str:
-    """Texts that differ only in Unicode form or white space are one text."""
+    """Texts that differ only in Unicode form or white space are one text.
+
+    NFC, then each run of white space (as str.split() finds it) one space, and none at the ends.
+    """
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def choose_held_out(seed: int, texts: list[str], tokens: np.ndarray, wanted: int) -> np.ndarray:
     """Indices of the documents held out, by the smallest keyed digests of their text, until they hold `wanted` tokens.
 
-    texts: str[n]; tokens: int[n] with the end-of-text token. Equal texts have one digest and fall together. Texts of
-    more than `wanted` / MANY tokens come last, so that no few texts speak for the whole source.
-    Empty if all texts together hold fewer than `wanted` tokens.
+    texts: str[n], of one source; tokens: int[n] with the end-of-text token. The digest is BLAKE3 of the normalised
+    text's UTF-8 under key(seed, "held out"), compared as bytes. Equal texts have one digest and fall together (within
+    the source). Texts of more than `wanted` / MANY tokens (the longest of equal ones counts) come last, so that no few
+    texts speak for the whole source. Empty if all texts together hold fewer than `wanted` tokens.
     """
     secret = key(seed, "held out")
     groups: dict[bytes, list[int]] = {}

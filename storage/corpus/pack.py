@@ -1,7 +1,9 @@
 """One source's documents, encoded, into training and held-out windows, and the index that ties the two together.
 
 Each part is one token stream, cut into disjoint windows of seq_len + 1 tokens: window w holds tokens
-[w * window_tokens, (w + 1) * window_tokens). Documents may cross windows. The tail that fills no window is counted.
+[w * window_tokens, (w + 1) * window_tokens). Documents may cross windows. The training part has as many windows as it
+fills, the other exactly spec.held_out_windows: documents are held out until they fill those. What is left is the tail,
+which is counted. Both parts keep the documents in their shuffled order.
 """
 
 from dataclasses import dataclass
