@@ -1,7 +1,8 @@
 """Canonical JSON: one byte string for one value, so that its digest means the value.
 
-Keys sorted, no spaces, ASCII, and only strings, integers, booleans, null, lists and objects. A float has no canonical
-decimal form, so it travels as its bits: eight hex digits of the big-endian float32.
+Keys sorted by code points, no spaces, ASCII with the escapes of Python's json, and only strings, integers, booleans,
+null, lists and objects. A float has no canonical decimal form, so it travels as its bits: eight hex digits of the
+big-endian float32.
 """
 
 import json

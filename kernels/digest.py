@@ -4,8 +4,9 @@
     tensor        BLAKE3("tensor", canonical JSON of {dtype, name, shape}, then the leaves in order)
     state root    BLAKE3("state", canonical JSON of {scalars, tensors: {name: digest}})
 
-A vector or a scalar is one leaf. Every digest is bound to its purpose by BLAKE3's key derivation, so that no leaf can
-pass for a tensor and no tensor for a state.
+A vector or a scalar is one leaf. BLAKE3("x", data) is 32 bytes of BLAKE3's key derivation from `data` with the context
+string "verbatim 2026 x". Every digest is so bound to its purpose: no leaf can pass for a tensor and no tensor for a
+state.
 """
 
 import os

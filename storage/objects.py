@@ -24,7 +24,7 @@ def pieces(data: Data) -> Sequence[bytes | memoryview]:
 
 
 def object_digest(data: Data) -> str:
-    """The digest under which an object's bytes are named anywhere in a run."""
+    """The digest under which an object's bytes are named anywhere in a run: BLAKE3("object", the bytes)."""
     return digest_of(pieces(data), "object")
 
 

@@ -24,7 +24,10 @@ def places(seed: int, source: str, count: int, numbers: np.ndarray) -> np.ndarra
 
 
 def normalised(text: str) -> str:
-    """Texts that differ only in Unicode form or white space are one text."""
+    """Texts that differ only in Unicode form or white space are one text.
+
+    NFC, then each run of white space (as str.split() finds it) one space, and none at the ends.
+    """
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -34,16 +37,17 @@ def held_out_key(seed: int) -> bytes:
 
 
 def held_out_name(secret: bytes, text: str) -> bytes:
-    """The 32-byte keyed digest by which a text is held out or not."""
+    """The 32-byte digest by which a text is held out or not: BLAKE3 of the normalised text's UTF-8, so keyed."""
     return blake3(normalised(text).encode(), key=secret).digest()
 
 
 def choose_held_out(names: np.ndarray, tokens: np.ndarray, wanted: int) -> np.ndarray:
     """Indices of the documents held out, by the smallest keyed digests of their text, until they hold `wanted` tokens.
 
-    names: uint64[n, 4], the digests; tokens: int64[n] with the end-of-text token. Equal texts have one digest and fall
-    together. A text of more than `wanted` / MANY tokens comes after all others, so that no few texts speak for the
-    whole source. Empty if all texts together hold fewer than `wanted` tokens.
+    names: uint64[n, 4], the digests, of one source; tokens: int64[n] with the end-of-text token. Equal texts have one
+    digest and fall together. Texts of more than `wanted` / MANY tokens (the longest of equal ones counts) come after
+    all others, so that no few texts speak for the whole source. Empty if all texts together hold fewer than `wanted`
+    tokens.
     """
     count = FEW
     while count < len(names):  # the smallest digests mostly are enough

@@ -29,7 +29,7 @@ SHORT = 200  # characters: an operation with less documentation says nothing but
 
 
 def rows(name: str, data: bytes, how: Text | Botocore | Factbook | Rows | SoftwareHeritage) -> Iterator[Row]:
-    """All rows of the file `name` with content `data`."""
+    """All rows of the file `name` with content `data`; of whatever kind, a text of white space alone is "empty"."""
     extractors: dict[str, Callable[..., Iterator[Row]]] = {
         "text": _text, "botocore": _botocore, "factbook": _factbook, "rows": table_rows, "software_heritage": _blobs,
     }  # fmt: skip

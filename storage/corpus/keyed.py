@@ -1,11 +1,17 @@
 """Keyed randomness of the stream: a key for each purpose, and a permutation that is a pure function of (key, n, index).
 
-    key(seed, purpose, ...)     32 bytes: BLAKE3 of the canonical JSON of [seed, purpose, ...]
+    key(seed, purpose, ...)     32 bytes: BLAKE3("stream key", canonical JSON of [seed, purpose, ...])
     permute(key, n, index)      a permutation of 0 .. n-1, any part of it, in any order, in constant time an element
     restore(key, n, index)      its inverse
 
-The permutation is a Feistel network over the smallest domain 4^h that holds n, walked until it lands below n (at most
-four steps on average). It needs no memory, so that order never depends on workers, listing or what was read before.
+The permutation is a Feistel network over the smallest domain 4^h (h >= 1) that holds n, walked until it lands below n
+(at most four steps on average). It needs no memory, so that order never depends on workers, listing or what was read
+before.
+
+    index = left * 2^h + right; in each of 16 rounds (left, right) = (right, left ^ (mix(right ^ word) mod 2^h))
+    words         BLAKE3("stream round keys", key + byte i) for i = 0 .. 3, one after another: 16 little-endian uint64
+    mix(x)        SplitMix64's finaliser: x ^= x >> 30; x *= 0xbf58476d1ce4e5b9; x ^= x >> 27; x *= 0x94d049bb133111eb;
+                  x ^= x >> 31, modulo 2^64
 """
 
 from collections.abc import Callable

@@ -1,7 +1,12 @@
 """Where each document of a source lies: held out or not, and from which token of its part's stream on.
 
 Each part is one token stream, cut into disjoint windows of seq_len + 1 tokens: window w holds tokens
-[w * window_tokens, (w + 1) * window_tokens). Documents may cross windows. The tail that fills no window is counted.
+[w * window_tokens, (w + 1) * window_tokens). Documents may cross windows. The training part has as many windows as it
+fills, the other exactly spec.held_out_windows: documents are held out until they fill those. What is left is the tail,
+which is counted. Both parts keep the documents in their shuffled order.
+
+A text that is held out of one source is held out of all: each source makes its choice alone, then every document whose
+digest any of them chose joins those held out of its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The manifest: one canonical JSON of what the mix is (`mix`, under the mix root) and how it is stored (`files`).
 
-    window leaf     BLAKE3("window", the window's little-endian ids)
+    window leaf     BLAKE3("window", the window's little-endian ids, all of `dtype`)
     shard           BLAKE3("shard", its leaves in order)
     windows root    BLAKE3("windows", the shards' digests in order)         one for training, one held out, per source
     held-out root   BLAKE3("held out", canonical JSON {source: its held-out windows root})
-    mix root        BLAKE3("mix", canonical JSON of `mix`, which holds all of the above)
+    mix root        BLAKE3("mix", canonical JSON of `mix`, which holds the shards' digests and the held-out root)
 
 What depends on a library's file format (an Arrow header, a Parquet writer's name) is in `files` and under no root.
 """
@@ -34,7 +34,7 @@ class Shard(Spec):
 
 
 class Windows(Spec):
-    """A token stream cut into windows: tokens = windows * window_tokens + tail (the tail fills no window)."""
+    """A token stream cut into windows: tokens = windows * window_tokens + tail (the tail is in no window)."""
 
     documents: int = Field(ge=1)
     tokens: int = Field(ge=1)

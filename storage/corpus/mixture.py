@@ -1,10 +1,11 @@
 """Which window of which source comes i-th: integers, in constant time, for any part of the stream.
 
 block b = i div B, slot = i mod B      of the B slots of every block, source s has counts[s]
-source                                 by a permutation of the slots keyed by (seed, b)
+source                                 of permute(key(seed, "block", b), B, slot): the first counts[0] values are the
+                                       first source's, the next counts[1] the second's, and so on, in the spec's order
 number j = b * counts[s] + rank        rank: how many earlier slots of the block belong to s
 pass = j div windows[s]                position = j mod windows[s], in order for pass 0 (the documents are shuffled
-                                       already), through a permutation keyed by (seed, s, pass) afterwards
+                                       already); then permute(key(seed, "pass", names[s], pass), windows[s], position)
 """
 
 from dataclasses import dataclass

@@ -40,7 +40,10 @@ class Allowed(Spec):
 
 
 class Text(Spec):
-    """Each member of an archive (or the file itself) whose name matches a glob is one document of UTF-8 text."""
+    """Each member of an archive (or the file itself) whose name matches a glob is one document of UTF-8 text.
+
+    A glob is for the whole name; its `*` stands for "/" too. The other members are counted as "not selected".
+    """
 
     kind: Literal["text"] = "text"
     include: Globs = ("*",)

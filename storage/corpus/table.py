@@ -1,8 +1,9 @@
 """Documents out of the rows of Parquet and JSON lines files.
 
 Every row has its position in the file, and is a text or has the first of these reasons to be skipped: undecodable or
-malformed (no JSON object, a value of another type than declared), filtered, licence, language, empty or malformed (no
-text). Only the columns that decide are read.
+malformed (no JSON object, a value of another type than declared), filtered, licence, language, empty (the text is
+missing or null) or malformed (it is no string). JSON rows end at line feeds; a blank one is empty. Only the columns
+that decide are read.
 """
 
 import gzip

@@ -44,7 +44,7 @@ class Encoded:
 
 
 class Tokens:
-    """A tokenizer.json; `eot` is the id that ends a text and `dtype` the smallest little-endian type for its ids."""
+    """A tokenizer.json; `eot` is the id that ends a text; `dtype` is uint16 up to 65,536 ids, else uint32."""
 
     def __init__(self, data: bytes, digest: str, end_of_text: str) -> None:
         if object_digest(data) != digest:
