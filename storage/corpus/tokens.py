@@ -5,9 +5,11 @@ A special token's name inside a text is text. Training counts sums and breaks ti
 documents and the number of threads play no part.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from fastokens import Tokenizer as FastTokenizer
@@ -22,6 +24,7 @@ from storage.store import object_digest
 BATCH_BYTES = 4 << 20
 MIN_FREQUENCY = 2
 TOKENIZER_PART = "tokenizer"  # the piece of a preparation that has tokenizer.json, {"json": text}
+MAX_TRAINED = 2**31 - 1  # bytes: the trainer counts pairs in signed 32 bits and wraps, and a pair needs a byte
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Tokens:
             self._fast = FastTokenizer.from_json_str(data.decode())
         except Exception as error:  # both libraries raise bare Exception
             raise InputFault(f"the tokenizer with digest {digest} cannot be loaded: {error}") from error
+        _check_form(json.loads(data), self._reference, digest)
         eot = self._reference.token_to_id(end_of_text)
         if eot is None:
             raise InputFault(f"the tokenizer has no token {end_of_text!r} to end a text with")
@@ -124,6 +128,26 @@ def _opened(part: TokensPart) -> Tokens:
     return Tokens(part.parts.about(TOKENIZER_PART)["json"].encode(), part.digest, part.end_of_text)
 
 
+def _check_form(document: dict[str, Any], reference: ReferenceTokenizer, digest: str) -> None:
+    """InputFault if the file asks for ids that are not all of a text and nothing else, or for ids it does not get."""
+    why = ""
+    if cut := document.get("truncation"):
+        why = f"cuts texts off after {cut['max_length']} tokens"
+    elif document.get("padding"):
+        why = "fills texts up with padding"
+    elif dropout := document["model"].get("dropout"):
+        why = f"draws at random which merges it skips (dropout {dropout})"
+    for token in document["added_tokens"]:
+        if (given := reference.token_to_id(token["content"])) != token["id"]:
+            why = f"gives {token['content']!r} the id {token['id']}, as which the defining library reads {given}"
+    if why:
+        raise InputFault(
+            f"the tokenizer with digest {digest} {why}",
+            cause="it was saved as it was used elsewhere, or edited by hand",
+            next_step="set truncation, padding and dropout to null, number added tokens without a gap, pin it again",
+        )
+
+
 def _byte_letters() -> dict[str, int]:
     """The letter that byte-level BPE (Radford et al. 2019) writes for each byte: itself, if that can be seen."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -135,7 +159,7 @@ _BYTES = _byte_letters()
 
 
 def train(spec: TrainTokenizer, texts: Iterator[str]) -> bytes:
-    """tokenizer.json of a byte-level BPE trained on `texts`; InputFault if they are too few for the vocabulary."""
+    """tokenizer.json of a byte-level BPE trained on `texts`; InputFault if they are too few or too many to count."""
     tokenizer = ReferenceTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -146,7 +170,7 @@ def train(spec: TrainTokenizer, texts: Iterator[str]) -> bytes:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_countable(texts), trainer)
     if tokenizer.get_vocab_size() != spec.vocab:
         raise InputFault(
             f"the tokenizer's sample gives {tokenizer.get_vocab_size()} ids, the recipe asks for {spec.vocab}",
@@ -154,6 +178,20 @@ def train(spec: TrainTokenizer, texts: Iterator[str]) -> bytes:
             next_step="lower tokenizer.vocab, or add text (and tokenizer.sample_bytes)",
         )
     return tokenizer.to_str(pretty=False).encode()
+
+
+def _countable(texts: Iterator[str]) -> Iterator[str]:
+    """The texts, as long as no count of pairs can wrap: a sample's last text, in each source, may be of any length."""
+    size = 0
+    for text in texts:
+        size += len(text.encode())
+        if size > MAX_TRAINED:
+            raise InputFault(
+                f"the tokenizer's sample has {size} bytes or more, at most {MAX_TRAINED} can be counted",
+                cause="texts of hundreds of megabytes at the end of the sources' samples",
+                next_step="lower tokenizer.sample_bytes, or leave out such files",
+            )
+        yield text
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
