@@ -121,12 +121,19 @@ def _window(recorded: Stream, rebuilt: Stream, source: int, part: str) -> str:
     rows = range(shard * width, min((shard + 1) * width, *(reader.windows.windows for reader in readers)))
     try:
         leaves = [reader.leaves(np.array(rows)) for reader in readers]
-        row = next((row for row, a, b in zip(rows, *leaves, strict=True) if a != b), rows.stop)
-        documents = Index(recorded, source).in_rows(part, [row])[row]
     except MissingObject:
         return f"{part} windows {rows.start} to {rows.stop - 1} (shard {shard})"
-    addresses = ", ".join(document.address for document in documents)
-    return f"{part} window {row} (shard {shard}), which holds text of {addresses}"
+    row = next((row for row, a, b in zip(rows, *leaves, strict=True) if a != b), rows.stop)
+    return f"{part} window {row} (shard {shard}){_held(recorded, source, part, row)}"
+
+
+def _held(recorded: Stream, source: int, part: str, row: int) -> str:
+    """Which documents are in that window, if it can be said."""
+    try:
+        documents = Index(recorded, source).in_rows(part, [row])[row]
+    except MissingObject:
+        return ""
+    return f", which holds text of {', '.join(document.address for document in documents)}" if documents else ""
 
 
 def _differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

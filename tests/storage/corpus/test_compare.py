@@ -10,6 +10,7 @@ import pytest
 
 from storage.corpus import extract, made_with
 from storage.corpus.compare import Difference, first_difference
+from storage.corpus.compare_documents import first_other_document
 from storage.corpus.extract import Row
 from storage.corpus.index import Index
 from storage.corpus.made_with import MadeWith
@@ -20,6 +21,7 @@ from storage.store import MemoryStore, Store
 from storage.stream import Stream
 from storage.windows import WindowReader
 from tests.storage.corpus.mixes import pin, prepared, prose, small, write_jsonl
+from tests.storage.counting import Counting
 
 CALM = "docs/00.txt"  # a document that stays in its part when a word of it changes
 
@@ -191,6 +193,102 @@ def test_a_manifest_alone_is_enough_to_name_a_shard(
     assert f"train windows {8 * shard} to " in difference.what
     assert ("docs/07.txt" in difference.what) == (".parquet" not in ends)
     assert difference.cause.startswith("unknown: ") == ("made-with.json" in ends)
+
+
+def test_without_an_index_the_window_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files gone, or a mix of before there was one for each shard."""
+    recorded = made(tmp_path / "a")
+    recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    monkeypatch.setattr("storage.corpus.documents.rows", with_text(CALM, lambda text: text.replace("=", "~")))
+    rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
+    said = found(recorded, rebuilt).what
+    files = {key: file for key, file in recorded.manifest.files.items() if not key.startswith("docs/")}
+    older = Stream(recorded.manifest.model_copy(update={"files": files}), recorded.store)
+    for bare in (without(recorded, ".parquet"), older):
+        assert found(bare, rebuilt).what == said.split(", which holds text of ")[0] != said
+
+
+def three_files(folder: Path, recorded: Stream, change: Callable[[str, int], str] = lambda name, row: "") -> Stream:
+    """One source of three files, whose texts have something added to them after they were pinned."""
+    folder.mkdir(exist_ok=True)
+    names = ("a.jsonl", "b.jsonl", "c.jsonl")
+    for number, name in enumerate(names):
+        write_jsonl(folder / name, [prose(100 * number + i, 25) for i in range(40)])
+    honest = extract.rows
+
+    def rows(name: str, *more: Any) -> Any:
+        for row in honest(name, *more):
+            yield Row(row.member, row.position, row.text + change(name, row.position))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.corpus.documents.rows", rows)
+        sources = [{"name": "rows", "files": [pin(folder / name, kind="rows") for name in names]}]
+        return made(folder, sources=sources, tokenizer=pinned(folder, recorded), held_out_windows=30)
+
+
+def documents(stream: Stream) -> dict[tuple[str, int], tuple[int, str]]:
+    """(file, position) → (tokens, part)."""
+    index = Index(stream, 0)
+    return {(d.file, d.position): (d.tokens, d.part) for part in ("train", "held_out") for d in index.named(part, "")}
+
+
+def first_of(one: Stream, other: Stream) -> str:
+    """The difference that is to be named, found with both mixes in memory."""
+    a, b = documents(one), documents(other)
+    differ = sorted(key for key in a if a[key][0] != b[key][0]) or sorted(key for key in a if a[key] != b[key])
+    file, position = differ[0]
+    (count, part), (other_count, other_part) = a[differ[0]], b[differ[0]]
+    return f"file {file}, document {position}: {count} tokens ({part}) and {other_count} tokens ({other_part})"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name, row: "!" * (name == "b.jsonl" and row in (17, 30)),
+        lambda name, row: "!" * (name != "a.jsonl" and row % 9 == 5),
+        lambda name, row: "!" * (name == "c.jsonl"),
+    ],
+)
+def test_the_first_document_among_many_that_differ(tmp_path: Path, change: Callable[[str, int], str]) -> None:
+    """In the order of files and rows, not in that of the stream; one of another length before one that only moved."""
+    plain = made(tmp_path / "small")
+    one, other = three_files(tmp_path / "x", plain), three_files(tmp_path / "x", plain, change)
+    assert len(one.manifest.mix.sources[0].train.shards) > 10
+    assert first_other_document(one, other, 0, tokens=True) == first_of(one, other)
+    assert f"source rows, {first_of(one, other)}; " in found(one, other).what
+    assert first_other_document(one, other, 0, tokens=False) == ""
+    assert first_other_document(one, one, 0, tokens=True) == ""
+
+
+def test_documents_that_moved_are_named_after_any_of_another_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = made(tmp_path / "small")
+    one = three_files(tmp_path / "x", plain)
+    monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text.upper())
+    moved = three_files(tmp_path / "x", plain)
+    both = three_files(tmp_path / "x", plain, lambda name, row: "!" * (name == "c.jsonl" and row == 31))
+    said = first_other_document(one, moved, 0, tokens=True)
+    assert said == first_of(one, moved) and said.startswith("file a.jsonl")
+    assert first_other_document(one, both, 0, tokens=True) == first_of(one, both)
+    assert first_of(one, both).startswith("file c.jsonl, document 31: ")
+
+
+def test_shards_with_the_same_index_are_not_read(tmp_path: Path) -> None:
+    """Of others, each is read once for the sums, and once for the documents of the file that differs."""
+    plain = made(tmp_path / "small")
+    one = three_files(tmp_path / "x", plain)
+    late = max((d for d in Index(one, 0).named("train", "")), key=lambda d: d.number * (d.file == "b.jsonl"))
+    change = lambda name, row: "!" * (name == late.file and row == late.position)  # noqa: E731
+    other = three_files(tmp_path / "x", plain, change)
+    counted = [Counting(stream.store) for stream in (one, other)]
+    sides = [Stream(stream.manifest, store) for stream, store in zip((one, other), counted, strict=True)]
+    assert first_other_document(*sides, 0, tokens=True) == first_of(one, other)
+    files = [{key: f for key, f in s.manifest.files.items() if key.startswith("docs/")} for s in (one, other)]
+    alike = {key for key in files[0] if files[1].get(key) == files[0][key]}
+    assert len(alike) > 5
+    for mine, store in zip(files, counted, strict=True):
+        assert store.whole == {key: 2 * file.size for key, file in mine.items() if key not in alike}
 
 
 def test_the_versions_that_could_explain_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
