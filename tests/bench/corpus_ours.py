@@ -1,0 +1,35 @@
+"""One whole preparation in a process of its own: `python -m tests.bench.corpus_ours RECIPE FOLDER WORKERS TOKENIZER`.
+
+From pinned files in the cache to the manifest in the empty folder FOLDER; TOKENIZER: a tokenizer.json, or "-" for the
+one that the recipe trains. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from storage import recipe as recipes
+from storage.corpus.prepare import prepare
+from storage.store import LocalStore
+from tasks.references import CACHE
+from tests.bench.corpus_input import pinned
+
+
+def main(recipe: str, folder: str, workers: str, tokenizer: str) -> None:
+    """Prepare and say how long it took."""
+    spec = recipes.load(recipe).mix
+    if tokenizer != "-":
+        spec = pinned(spec, Path(tokenizer))
+    began = time.perf_counter()
+    manifest = prepare(spec, CACHE, LocalStore(Path(folder)))
+    seconds = time.perf_counter() - began
+    parts = [part for source in manifest.mix.sources for part in (source.train, source.held_out)]
+    tokens = sum(part.tokens for part in parts)
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "root": manifest.root}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
