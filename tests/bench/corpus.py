@@ -9,8 +9,8 @@
     tokenizers          encode_batch alone, of texts in memory
     datatrove           the documents, taken out before, from Parquet → ids in its files; no shuffle
 
-All use one tokenizer.json, have the same cores and run in processes of their own, in turns; a ratio is the median of the
-rounds' own ratios. The peers' ids are compared with those in our windows. Prints Markdown, then one JSON line.
+All use one tokenizer.json, have the same cores and run in processes of their own, in turns; a ratio is the median of
+the rounds' own ratios. The peers' ids are compared with those in our windows. Prints Markdown, then one JSON line.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import recipe as recipes
+from storage.corpus.fetch import pinned_files
 from storage.provenance import PROJECT
 from storage.store import LocalStore, object_digest
 from storage.stream import Stream
@@ -44,7 +45,7 @@ PINS, PEER = HERE / "corpus_peers.txt", HERE / "corpus_peers.py"
 OURS, TRAINED = "verbatim", "verbatim, trained"
 NAMES = (OURS, TRAINED, "tokenizers", "datatrove")
 LIBRARIES = ("fastokens", "tokenizers", "pyarrow", "numpy", "blake3")
-PROBE = 256 << 20  # bytes, for the disk's and BLAKE3's rates
+PROBE, PROBES = 256 << 20, 3  # bytes and times, for the disk's and BLAKE3's rates
 
 
 def peers() -> Path:
@@ -106,31 +107,32 @@ class Race:
 
 
 def rates(folder: Path) -> dict[str, float]:
-    """Bytes a second: written to the disk of `folder` and synced, read from it, digested."""
+    """Bytes a second, the best of a few: written to the disk of `folder` and synced, read from it, digested."""
     data, path = os.urandom(PROBE), folder / "probe"
-    began = time.perf_counter()
-    with path.open("wb") as file:
-        file.write(data)
-        os.fsync(file.fileno())
-        written = time.perf_counter()
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    opened = time.perf_counter()
-    path.read_bytes()
-    read = time.perf_counter()
-    object_digest(data)
-    digested = time.perf_counter()
+    found: dict[str, list[float]] = {"write": [], "read": [], "digest": []}
+    for _ in range(PROBES):
+        began = time.perf_counter()
+        with path.open("wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+            found["write"].append(time.perf_counter() - began)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for what, act in (("read", path.read_bytes), ("digest", lambda: object_digest(data))):
+            began = time.perf_counter()
+            act()
+            found[what].append(time.perf_counter() - began)
     path.unlink()
-    return {"write": PROBE / (written - began), "read": PROBE / (read - opened), "digest": PROBE / (digested - read)}
+    return {what: PROBE / min(seconds) for what, seconds in found.items()}
 
 
 def floor(race: Race) -> dict[str, float]:
-    """Bytes of the pinned files and of what was written, and the seconds that reading, writing, digesting those take."""
+    """Bytes of the pinned files and of all that was written, and the seconds to read, to write and to digest those."""
     spec = recipes.load(race.recipe).mix
-    pins = {file.sha256: file.size for source in spec.sources for file in source.files if file.kind != "hub_files"}
+    read = sum({file.sha256: file.size for source in spec.sources for file in pinned_files(source)}.values())
     written = sum(path.stat().st_size for path in (race.folder / OURS).rglob("*") if path.is_file())
-    found = {"read_bytes": float(sum(pins.values())), "written_bytes": float(written), **rates(race.folder)}
-    seconds = found["read_bytes"] / found["read"] + written / found["write"] + written / found["digest"]
-    return {**found, "seconds": seconds}
+    rate = rates(race.folder)
+    seconds = read / rate["read"] + written / rate["write"] + written / rate["digest"]
+    return {"read_bytes": read, "written_bytes": written, **rate, "seconds": seconds}
 
 
 def report(race: Race, rounds: int, compared: dict[str, int], least: dict[str, float]) -> dict[str, Any]:
@@ -145,10 +147,10 @@ def report(race: Race, rounds: int, compared: dict[str, int], least: dict[str, f
     print(f"{count:,} documents, {tokens:,} tokens with those that end a text.\n")
     print("| | s, median (each) | process, s | MB/s | tokens/s | ours is faster, times |\n|---|---|---|---|---|---|")
     rows = [_row(race, name, size, tokens) for name in NAMES]
-    print(f"\nFloor {least['seconds']:.2f} s: {least['read_bytes'] / 1e6:.1f} MB read at {least['read'] / 1e6:,.0f} MB/s,")
-    print(f"{least['written_bytes'] / 1e6:.1f} MB written and synced at {least['write'] / 1e6:,.0f} MB/s and digested at")
-    ours = statistics.median(race.seconds(OURS))
-    print(f"{least['digest'] / 1e6:,.0f} MB/s. Ours takes {ours / least['seconds']:.1f} times that.")
+    moved = (("read", "read_bytes"), ("write", "written_bytes"), ("digest", "written_bytes"))
+    parts = [f"{what} {least[size] / 1e6:,.1f} MB at {least[what] / 1e6:,.0f} MB/s" for what, size in moved]
+    times = statistics.median(race.seconds(OURS)) / least["seconds"]
+    print(f"\nFloor: {', '.join(parts)}: {least['seconds']:.2f} s. Ours takes {times:.1f} times that.")
     same = " and ".join(f"{number:,} documents of {peer}" for peer, number in compared.items())
     print(f"The same ids as in our windows: {same}.")
     roots = {name: race.said[name][0]["root"] for name in (OURS, TRAINED)}

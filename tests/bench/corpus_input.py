@@ -46,12 +46,16 @@ class Texts:
 
 
 def documents(spec: MixSpec) -> Iterator[tuple[Address, str]]:
-    """Every document of the mix, in canonical order."""
+    """Every document of the mix, in canonical order; without duplicates where the spec drops them."""
+    met: set[str] = set()
     for source in spec.sources:
         for pin in pinned_files(source):
             for row in rows(pin.name, read_pinned(pin, CACHE), pin.extract):
-                if row.text is not None:
-                    yield Address(source.name, pin.name, row.member, row.position), row.text
+                if row.text is None or row.text in met:
+                    continue
+                if spec.duplicates == "drop":
+                    met.add(row.text)
+                yield Address(source.name, pin.name, row.member, row.position), row.text
 
 
 def write_texts(spec: MixSpec, folder: Path) -> Texts:
@@ -91,16 +95,23 @@ def compare(texts: Texts, stream: Stream, peer: str, out: Path) -> int:
 
 def in_windows(stream: Stream, wanted: dict[Address, int]) -> Iterator[tuple[Address, np.ndarray]]:
     """(address, ids) of those wanted documents that lie whole in windows."""
-    width = stream.window_tokens
-    for number, source in enumerate(stream.manifest.mix.sources):
-        table = pq.read_table(pa.BufferReader(stream.store.read(f"docs/{source.name}.parquet")))
-        for row in table.to_pylist():
-            address = Address(source.name, row["file"], row["member"], row["position"])
-            first, last = row["first_window"], row["last_window"]
-            if address in wanted and last < getattr(source, row["part"]).windows:
-                windows = stream.rows(number, row["part"], np.arange(first, last + 1)).reshape(-1)
-                start = row["first_token"] - first * width
-                yield address, windows[start : start + row["tokens"]]
+    sources = {source.name: number for number, source in enumerate(stream.manifest.mix.sources)}
+    met: set[Address] = set()  # a document that lies in several shards stands in the index of each
+    for key in (key for key in stream.manifest.files if key.startswith("docs/")):
+        _, name, part, _ = key.split("/")
+        windows = getattr(stream.manifest.mix.sources[sources[name]], part).windows
+        for row in pq.read_table(pa.BufferReader(stream.store.read(key))).to_pylist():
+            address = Address(name, row["file"], row["member"], row["position"])
+            if address in wanted and address not in met and row["last_window"] < windows:
+                met.add(address)
+                yield address, _ids(stream, sources[name], part, row)
+
+
+def _ids(stream: Stream, source: int, part: str, row: dict[str, int]) -> np.ndarray:
+    """The ids of a document, by its row of the index."""
+    rows = np.arange(row["first_window"], row["last_window"] + 1)
+    start = row["first_token"] - row["first_window"] * stream.window_tokens
+    return stream.rows(source, part, rows).reshape(-1)[start : start + row["tokens"]]
 
 
 def peer_ids(texts: Texts, peer: str, out: Path, number: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from storage import recipe as recipes
+from storage.corpus.pool import processes
 from storage.corpus.prepare import prepare
 from storage.store import LocalStore
 from tasks.references import CACHE
@@ -24,7 +25,8 @@ def main(recipe: str, folder: str, workers: str, tokenizer: str) -> None:
     if tokenizer != "-":
         spec = pinned(spec, Path(tokenizer))
     began = time.perf_counter()
-    manifest = prepare(spec, CACHE, LocalStore(Path(folder)))
+    with processes(int(workers)) as run:
+        manifest = prepare(spec, CACHE, LocalStore(Path(folder)), run=run, workers=int(workers))
     seconds = time.perf_counter() - began
     parts = [part for source in manifest.mix.sources for part in (source.train, source.held_out)]
     tokens = sum(part.tokens for part in parts)
