@@ -1,7 +1,7 @@
 """One preparation in a process that others may kill: `python -m tests.corpus.one RECIPE FOLDER WORKERS SORT_MB`.
 
-The mix comes to FOLDER/mix; downloads and pieces lie in FOLDER/cache. Says "began", "at <what> <done> <total>", and
-"root <mix root>" at the end.
+The mix comes to FOLDER/mix; downloads and pieces lie in FOLDER/cache. Says "at <stage> <done> <total>", and "root
+<mix root>" at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from storage.store import LocalStore
 def main(recipe: str, folder: str, workers: str, sort_mb: str) -> None:
     """Prepare, or go on."""
     spec = recipes.load(recipe).mix
-    print("began", flush=True)
     with processes(int(workers)) as run:
         cache, store = Path(folder, "cache"), LocalStore(Path(folder, "mix"))
         manifest = prepare(spec, cache, store, say, run, int(workers), int(sort_mb) << 20)

@@ -25,8 +25,8 @@ INSIDE = Path(__file__).resolve().parent / "inside"
 PATH = os.pathsep.join((str(INSIDE), str(ROOT)))
 PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONPATH": PATH}
 TICK, GONE, STUCK = 0.2, 60.0, 120.0  # seconds: between two looks; for processes to end; without an end after a kill
-SHORTER = 0.7  # by how much sooner a kill comes after one that came too late
-TRIES = 8
+TRIES = 8  # where kills came too late
+FETCH = "fetch"  # the stage in which nothing is done: all is in the cache
 
 Victim = Literal["everything", "one worker", "the director"]
 
@@ -44,13 +44,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """seconds: of the last, undisturbed call; memory: of all its processes together, bytes; objects: digests by key."""
+    """Of the last call. objects: digests by key; stages: seconds of each; memory: of all processes together, bytes."""
 
     root: str
     objects: dict[str, str]
-    seconds: float
+    stages: dict[str, float]
     memory: int
     kills: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole call."""
+        return sum(self.stages.values())
 
 
 class Child:
@@ -60,7 +65,7 @@ class Child:
         command = [sys.executable, "-m", "tests.corpus.one", recipe, str(folder)]
         command += [str(variant.workers), str(variant.sort_mb)]
         self.log, self.at, self.root = folder / "log.txt", "", ""
-        self.began = threading.Event()
+        self.begun: dict[str, float] = {}  # when each stage was
         self.memory, self._seen = 0, set[int]()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -80,12 +85,23 @@ class Child:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             word, _, rest = line.strip().partition(" ")
-            if word == "began":
-                self.began.set()
-            elif word == "at":
+            if word == "at":
                 self.at = rest
+                self.begun.setdefault(rest.rsplit(" ", 2)[0], time.monotonic())
             elif word == "root":
                 self.root = rest
+
+    def stages(self) -> dict[str, float]:
+        """Seconds from the beginning of each stage to that of the next; of the last, until now."""
+        times = [*self.begun.values(), time.monotonic()]
+        return {stage: end - begin for stage, begin, end in zip(self.begun, times, times[1:])}
+
+    def reach(self, stage: str, seconds: float) -> bool:
+        """Wait until the stage has gone on for so long; False if all ends before."""
+        while stage not in self.begun:
+            if self.wait(TICK / 10):
+                return False
+        return not self.wait(max(0.0, self.begun[stage] + seconds - time.monotonic()))
 
     def wait(self, seconds: float) -> bool:
         """Until it has ended, or for so long: whether it has ended. Notes its processes and their memory."""
@@ -128,15 +144,14 @@ class Scene:
     def __init__(self, recipe: str, folder: Path, variant: Variant, draw: random.Random) -> None:
         self.recipe, self.folder, self.variant, self.draw = recipe, folder, variant, draw
 
-    def go(self, seconds: float) -> Outcome:
-        """Prepare, with the kills that the variant has. seconds: what an undisturbed call takes, for their moments."""
-        kills: list[str] = []
-        for late in range(TRIES):
+    def go(self, stages: dict[str, float]) -> Outcome:
+        """Prepare, with the kills that the variant has. stages: what an undisturbed call took, for their moments."""
+        for _ in range(TRIES):
             self._empty()
-            kills = []
-            if self._killed(seconds * SHORTER**late, kills):
+            kills: list[str] = []
+            if self._killed(stages, kills):
                 return self._to_the_end(tuple(kills))
-        raise AssertionError(f"{TRIES} preparations ended before they could be killed: {kills}")
+        raise AssertionError(f"{TRIES} preparations ended before all kills of {self.variant.name!r} had landed")
 
     def _empty(self) -> None:
         """A folder with nothing but a cache of the downloads."""
@@ -145,19 +160,21 @@ class Scene:
         for path in (path for path in CACHE.iterdir() if path.is_file()):
             os.link(path, self.folder / "cache" / path.name)
 
-    def _killed(self, seconds: float, kills: list[str]) -> bool:
-        """Kill it at drawn moments of its way; False if it came to an end before."""
-        moments = [0.0, *sorted(self.draw.uniform(0.02, 0.9) * seconds for _ in self.variant.kills)]
-        for victim, last, moment in zip(self.variant.kills, moments, moments[1:]):
+    def _killed(self, stages: dict[str, float], kills: list[str]) -> bool:
+        """Kill it in drawn stages, one after another, at drawn moments of them; False if it came to an end before."""
+        names = [stage for stage in stages if stage != FETCH]
+        drawn = sorted(self.draw.sample(range(len(names)), len(self.variant.kills)))
+        for victim, stage in zip(self.variant.kills, (names[number] for number in drawn)):
             child = self._start()
-            if child.wait(moment - last):
+            if not child.reach(stage, self.draw.random() * stages[stage]):
+                child.settle()
                 assert child.process.returncode == 0, child.said()
                 return False
-            where = child.at
+            seconds, where = child.stages(), child.at
             what = self._strike(child, victim)
             if not what:
                 return False
-            kills.append(f"{what} after {moment - last:.1f} s, at {where!r}")
+            kills.append(f"{what} after {sum(seconds.values()):.1f} s, at {where!r}")
         return True
 
     def _strike(self, child: Child, victim: Victim) -> str:
@@ -174,21 +191,17 @@ class Scene:
         return f"{victim} killed (exit code {child.process.returncode})"
 
     def _start(self) -> Child:
-        child = Child(self.recipe, self.folder, self.variant)
-        while not child.began.wait(TICK):
-            assert child.process.poll() is None, child.said()
-        return child
+        return Child(self.recipe, self.folder, self.variant)
 
     def _to_the_end(self, kills: tuple[str, ...]) -> Outcome:
         child = self._start()
-        began = time.monotonic()
         while not child.wait(STUCK):
             pass
-        seconds = time.monotonic() - began
+        stages = child.stages()
         child.settle()
         assert child.process.returncode == 0 and child.root, child.said()
         left = sorted(path.name for path in (self.folder / "cache").iterdir() if not (CACHE / path.name).is_file())
         assert not left, f"{left} are left in the cache, though the mix is finished"
         store = LocalStore(self.folder / "mix")
         objects = {key: object_digest(store.read(key)) for key in store.list()}
-        return Outcome(child.root, objects, seconds, child.memory, kills)
+        return Outcome(child.root, objects, stages, child.memory, kills)
