@@ -100,6 +100,11 @@ class Race:
         """Of every turn."""
         return [said[what] for said in self.said[name]]
 
+    def stages(self) -> dict[str, float]:
+        """Seconds of ours, by stage: medians."""
+        turns = [said["stages"] for said in self.said[OURS]]
+        return {stage: statistics.median(turn[stage] for turn in turns) for stage in turns[0]}
+
     def compared(self) -> dict[str, int]:
         """Documents whose ids are the peer's and ours."""
         stream = Stream.open(LocalStore(self.folder / OURS))
@@ -151,10 +156,13 @@ def report(race: Race, rounds: int, compared: dict[str, int], least: dict[str, f
     parts = [f"{what} {least[size] / 1e6:,.1f} MB at {least[what] / 1e6:,.0f} MB/s" for what, size in moved]
     times = statistics.median(race.seconds(OURS)) / least["seconds"]
     print(f"\nFloor: {', '.join(parts)}: {least['seconds']:.2f} s. Ours takes {times:.1f} times that.")
+    stages = race.stages()
+    each = ", ".join(f"{what} {seconds:.2f} s" for what, seconds in stages.items())
+    print(f"Its stages, each to the beginning of the next: {each}.")
     same = " and ".join(f"{number:,} documents of {peer}" for peer, number in compared.items())
     print(f"The same ids as in our windows: {same}.")
     roots = {name: race.said[name][0]["root"] for name in (OURS, TRAINED)}
-    known = {"bytes": size, "documents": count, "tokens": tokens, "roots": roots}
+    known = {"stages": stages, "bytes": size, "documents": count, "tokens": tokens, "roots": roots}
     return {"machine": machine, **known, "race": rows, "floor": least, "same": compared}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from storage import recipe as recipes
@@ -25,12 +26,22 @@ def main(recipe: str, folder: str, workers: str, tokenizer: str) -> None:
     if tokenizer != "-":
         spec = pinned(spec, Path(tokenizer))
     began = time.perf_counter()
+    stages: dict[str, float] = {}
+
+    def note(what: str, done: int, total: int) -> None:
+        stages.setdefault(what, time.perf_counter())
+
     with processes(int(workers)) as run:
-        manifest = prepare(spec, CACHE, LocalStore(Path(folder)), run=run, workers=int(workers))
-    seconds = time.perf_counter() - began
+        manifest = prepare(spec, CACHE, LocalStore(Path(folder)), note, run, int(workers))
+    ended = time.perf_counter()
+    each = [end - begin for begin, end in pairwise([*stages.values(), ended])]
     parts = [part for source in manifest.mix.sources for part in (source.train, source.held_out)]
     tokens = sum(part.tokens for part in parts)
-    print(json.dumps({"seconds": seconds, "tokens": tokens, "root": manifest.root}))
+    print(
+        json.dumps(
+            {"seconds": ended - began, "stages": dict(zip(stages, each)), "tokens": tokens, "root": manifest.root}
+        )
+    )
 
 
 if __name__ == "__main__":
