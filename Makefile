@@ -7,10 +7,11 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos arm64 bench-cpu unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos corpus arm64 bench-cpu bench-corpus \
+	unit-1b lint serve clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=/path/to/python3.11")'
@@ -47,11 +48,17 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
 
+corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about TIME minutes)
+	$(BIN)/python -m tests.corpus
+
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64
 
 bench-cpu: .venv/installed ## a full step against stock PyTorch, and each kernel against its floor (about 15 minutes)
 	$(BIN)/python -m tests.bench.cpu
+
+bench-corpus: .venv/installed ## preparing a mix beside HF tokenizers and datatrove (about TIME minutes)
+	$(BIN)/python -m tests.bench.corpus
 
 unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22 GB (an hour or less; 13 GB of disk)
 	@mkdir -p runs
