@@ -50,6 +50,7 @@ chaos: .venv/installed ## more than 50 kills of a small run, which must end as t
 
 corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about TIME minutes)
 	$(BIN)/python -m tests.corpus
+	$(BIN)/python -m tests.corpus.on_ray
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64
