@@ -40,7 +40,10 @@ class Allowed(Spec):
 
 
 class Text(Spec):
-    """Each member of an archive (or the file itself) whose name matches a glob is one document of UTF-8 text."""
+    """Each member of an archive (or the file itself) whose name matches a glob is one document of UTF-8 text.
+
+    An archive is a zip, a tar or a Debian package; a file that ends in .txt.gz or .txt.zst is unpacked.
+    """
 
     kind: Literal["text"] = "text"
     include: Globs = ("*",)
@@ -57,6 +60,22 @@ class Factbook(Spec):
     """Country profiles of the CIA World Factbook in JSON: a document for each country, HTML removed."""
 
     kind: Literal["factbook"] = "factbook"
+
+
+class WordNet(Spec):
+    """WordNet's dict/data.{noun,verb,adj,adv}: a document for each gloss, after the words that it explains."""
+
+    kind: Literal["wordnet"] = "wordnet"
+
+
+class Metamath(Spec):
+    """Metamath databases (members that match a glob): a document for each comment at a line's begin and what follows.
+
+    Databases of one package have different licences, so which of them are meant has no default.
+    """
+
+    kind: Literal["metamath"] = "metamath"
+    include: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 class _Filtered(Spec):
@@ -88,14 +107,19 @@ class Rows(_Filtered):
 
 
 class SoftwareHeritage(_Filtered):
-    """Each row names a blob of Software Heritage's archive and its encoding: the document. Not built yet."""
+    """Each row that is kept names a blob of Software Heritage's archive, by its sha1, and its encoding: the document.
+
+    Its text is fetched from the archive's public store. One that is missing or differs is an error, never skipped.
+    """
 
     kind: Literal["software_heritage"] = "software_heritage"
     blob: str = "blob_id"
     encoding: str = "src_encoding"
 
 
-Extract = Annotated[Text | Botocore | Factbook | Rows | SoftwareHeritage, Field(discriminator="kind")]
+Extract = Annotated[
+    Text | Botocore | Factbook | WordNet | Metamath | Rows | SoftwareHeritage, Field(discriminator="kind")
+]
 
 
 class Pin(Spec):
@@ -117,6 +141,32 @@ class PyPIFile(Pin):
     @property
     def name(self) -> str:
         return f"{self.package} {self.format}"
+
+
+class NpmFile(Pin):
+    """The tarball of `package` ("name@version") in the registry that npm is configured with."""
+
+    kind: Literal["npm"]
+    package: str = Field(pattern=r"^(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([-+][A-Za-z0-9.+-]+)?$")
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return self.package
+
+
+class DebianFile(Pin):
+    """The .deb of `package` ("name=version") for every architecture, from the mirror that apt is configured with."""
+
+    kind: Literal["debian"]
+    package: str = Field(pattern=r"^[a-z0-9][a-z0-9+.-]+=[0-9][A-Za-z0-9.+:~-]*$")
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return self.package
 
 
 class LocalFile(Pin):
@@ -195,7 +245,8 @@ class HubFiles(Spec):
         return f"{self.dataset}@{self.revision}/{','.join(self.include)}"
 
 
-PinnedFile = PyPIFile | LocalFile | UrlFile | HubFile
+PackageFile = PyPIFile | NpmFile | DebianFile
+PinnedFile = PackageFile | LocalFile | UrlFile | HubFile
 File = Annotated[PinnedFile | HubFiles, Field(discriminator="kind")]
 
 
