@@ -36,7 +36,7 @@ def download_package(pin: PackageFile, target: Path) -> None:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
+        with tempfile.TemporaryDirectory(dir=target.parent.resolve(), prefix=".download-") as folder:
             files = Path(folder, "files")
             files.mkdir()
             _run(pin, _manager(pin, Path(folder), files), files)

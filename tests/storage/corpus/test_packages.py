@@ -82,6 +82,14 @@ def test_a_package_is_fetched_once_and_verified_on_every_use(kind: str, tool: To
     assert "downloaded anew" in error.value.next_step
 
 
+@KINDS
+def test_a_cache_named_from_here(kind: str, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "pypi":  # whose command names a file that is read
+        tool.says(f'while [ "$1" != -r ]; do shift; done; cat "$2" > /dev/null || exit 1; {BRINGS[kind]}')
+    monkeypatch.chdir(tmp_path)
+    assert read_pinned(package(kind), Path("cache")) == b"x"
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
