@@ -39,7 +39,7 @@ def collect(source: SourceSpec, cache: Path, tell: Callable[[int, int], None] = 
     documents = Documents([pin.name for pin in pins])
     for number, pin in enumerate(pins):
         data = read_pinned(pin, cache)
-        for row in rows(pin.name, data, pin.extract):
+        for row in rows(pin.name, data, pin.extract, cache):
             if row.text is None:
                 documents.skipped[row.reason] = documents.skipped.get(row.reason, 0) + 1
                 continue

@@ -1,4 +1,4 @@
-"""A pinned file from a web server or an s3 store, in a part that is kept and continued.
+"""A file from a web server or an s3 store: a pinned one in a part that is kept and continued, or a small one at once.
 
     <sha256>.part    what has come so far; the next call asks for the rest
     <sha256>         the whole file, as pinned
@@ -92,7 +92,46 @@ def _fill(url: str, pin: Pin, file: BufferedRandom, token: str | None, tell: Tel
                     cause="the network or the server is down",
                     next_step="run the same command again later: it goes on from there",
                 ) from error
-            time.sleep(min(max(error.wait, PAUSE * 2 ** (failures - 1)), LONGEST))
+            time.sleep(_pause(error, failures))
+
+
+def _pause(error: Passing, failures: int) -> float:
+    return min(max(error.wait, PAUSE * 2 ** (failures - 1)), LONGEST)
+
+
+def download_bytes(url: str, most: int, wait: Callable[[float], object] = time.sleep) -> bytes:
+    """A small file in one piece, from its begin at each try. wait(seconds): what it returns ends the tries if true.
+
+    Raises InputFault (it has more than `most` bytes), MissingObject, else VerbatimError (no network, a server that
+    fails or refuses).
+    """
+    failures = 0
+    while True:
+        try:
+            with open_remote(url, 0, None) as answer:
+                return _whole(url, answer, most)
+        except Passing as error:
+            failures += 1
+            if failures == TRIES or wait(_pause(error, failures)):
+                raise VerbatimError(
+                    f"{url}: {error}, {failures} times in a row",
+                    cause="the network or the server is down",
+                    next_step="run the same command again later: it goes on from there",
+                ) from error
+
+
+def _whole(url: str, answer: Answer, most: int) -> bytes:
+    pieces, size = [], 0
+    while piece := answer.read(PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise InputFault(
+                f"{url} has {size} bytes or more, at most {most} are allowed", cause="no file of that kind"
+            )
+    if answer.total not in (None, size):
+        raise Passing(f"the connection ended after {size} of {answer.total} bytes")
+    return b"".join(pieces)
 
 
 def _receive(answer: Answer, size: int, file: BufferedRandom, tell: Tell) -> int:

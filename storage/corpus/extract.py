@@ -11,22 +11,24 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from storage.corpus.archive import BROKEN, inflated, members
+from storage.corpus.blobs import blob_rows
 from storage.corpus.row import MAX_MEMBER, Row
-from storage.corpus.spec import Botocore, Extract, Factbook, Metamath, SoftwareHeritage, Text, WordNet
+from storage.corpus.spec import Botocore, Extract, Factbook, Metamath, Text, WordNet
 from storage.corpus.table import table_rows
-from storage.errors import Refused
 
 SHORT = 200  # characters: an operation with less documentation says nothing but its name
 
 
-def rows(name: str, data: bytes, how: Extract) -> Iterator[Row]:
-    """All rows of the file `name` with content `data`."""
+def rows(name: str, data: bytes, how: Extract, cache: Path) -> Iterator[Row]:
+    """All rows of the file `name` with content `data`. cache: where texts are kept that the file only names."""
     extractors: dict[str, Callable[..., Iterator[Row]]] = {
         "text": _text, "botocore": _botocore, "factbook": _factbook, "wordnet": _wordnet, "metamath": _metamath,
-        "rows": table_rows, "software_heritage": _blobs,
+        "rows": table_rows, "software_heritage": partial(blob_rows, cache=cache),
     }  # fmt: skip
     return (_checked(row) for row in extractors[how.kind](name, data, how))
 
@@ -100,10 +102,6 @@ def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         yield " / ".join(path), value["text"]
     for heading, inner in value.items():
         yield from _fields(inner, (*path, heading))
-
-
-def _blobs(name: str, data: bytes, how: SoftwareHeritage) -> Iterator[Row]:
-    raise Refused(f"{name}: fetching blobs from Software Heritage is not built yet")
 
 
 _GLOSSES = re.compile(r"(?:.*/)?dict/data\.(noun|verb|adj|adv)")

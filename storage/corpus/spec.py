@@ -78,7 +78,7 @@ class Metamath(Spec):
     include: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
-class _Filtered(Spec):
+class Filtered(Spec):
     """Which rows are kept. A row that is not is counted as "filtered", "licence" or "language", the first that holds.
 
     `where` is a DuckDB SQL expression over the row's columns; NULL is no. A Parquet file has its own types; the columns
@@ -99,17 +99,17 @@ class _Filtered(Spec):
         return self
 
 
-class Rows(_Filtered):
+class Rows(Filtered):
     """Each row of a .parquet, .jsonl, .jsonl.gz or .jsonl.zst file is a document: its column `text`."""
 
     kind: Literal["rows"] = "rows"
     text: str = "text"
 
 
-class SoftwareHeritage(_Filtered):
+class SoftwareHeritage(Filtered):
     """Each row that is kept names a blob of Software Heritage's archive, by its sha1, and its encoding: the document.
 
-    Its text is fetched from the archive's public store. One that is missing or differs is an error, never skipped.
+    It is fetched from the archive's public store. A blob that is missing or differs is an error, and never skipped.
     """
 
     kind: Literal["software_heritage"] = "software_heritage"

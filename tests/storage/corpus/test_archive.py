@@ -11,11 +11,10 @@ import pytest
 
 from storage.corpus import archive
 from storage.corpus.archive import members
-from storage.corpus.extract import rows
 from storage.corpus.row import Row
 from storage.corpus.spec import Text
 from storage.errors import InputFault
-from tests.storage.corpus.mixes import write_tar, write_zip
+from tests.storage.corpus.mixes import extracted, write_tar, write_zip
 
 FILES = {"./usr/b.txt": b"two", "./usr/a.txt": b"one" * 1000, "./c": b""}
 MEMBERS = [(name, 0, FILES[name]) for name in sorted(FILES)]
@@ -114,7 +113,7 @@ def test_a_packed_text(monkeypatch: pytest.MonkeyPatch, suffix: str, pack: Calla
     name, text = f"https://host/a{suffix}", "naïve 🙂\r\n" * 9000
 
     def read(data: bytes) -> list[Row]:
-        return list(rows(name, data, Text()))
+        return extracted(name, data, Text())
 
     assert read(pack(text.encode())) == [Row(name, 0, text)]
     half = len(text.encode()) // 2

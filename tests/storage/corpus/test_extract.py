@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from storage.corpus import archive, extract
 from storage.corpus.documents import choose_held_out, collect, normalised
-from storage.corpus.extract import Row, plain, rows
+from storage.corpus.extract import Row, plain
 from storage.corpus.spec import Botocore, Factbook, Metamath, SourceSpec, Text, WordNet
 from storage.errors import InputFault
-from tests.storage.corpus.mixes import pin, write_tar, write_zip
+from tests.storage.corpus.mixes import extracted, pin, write_tar, write_zip
 
 
 def source(*files: dict[str, object]) -> SourceSpec:
@@ -56,7 +56,7 @@ def test_members_come_by_name_whatever_their_order_in_the_archive(tmp_path: Path
     found = []
     for order in (members, dict(reversed(members.items()))):
         path = write(tmp_path / "archive", order)
-        found.append(list(rows("archive", path.read_bytes(), how)))
+        found.append(extracted("archive", path.read_bytes(), how))
     assert found[0] == found[1]
     assert found[0] == [
         Row("a/x.py", 0, None, "not selected"),
@@ -68,13 +68,13 @@ def test_members_come_by_name_whatever_their_order_in_the_archive(tmp_path: Path
 
 
 def test_a_file_that_is_no_archive_is_one_text() -> None:
-    assert list(rows("plain.txt", b"hello", Text())) == [Row("plain.txt", 0, "hello")]
+    assert extracted("plain.txt", b"hello", Text()) == [Row("plain.txt", 0, "hello")]
 
 
 def test_a_cut_off_archive_is_one_clear_error(tmp_path: Path) -> None:
     data = write_tar(tmp_path / "a.tar.gz", {"a.txt": b"text" * 10_000}).read_bytes()
     with pytest.raises(InputFault, match=r"a\.tar\.gz is not an archive that can be read"):
-        list(rows("a.tar.gz", data[:-20], Text()))
+        extracted("a.tar.gz", data[:-20], Text())
 
 
 def test_botocore(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_botocore(tmp_path: Path) -> None:
     }
     good = gzip.compress(json.dumps(service).encode())
     members = {"d/z/1/service-2.json.gz": good, "d/a/1/service-2.json.gz": good[:30], "d/z/1/other.json": b"{}"}
-    found = list(rows("w", write_zip(tmp_path / "w", members).read_bytes(), Botocore()))
+    found = extracted("w", write_zip(tmp_path / "w", members).read_bytes(), Botocore())
     assert [(row.member[2], row.position, row.reason) for row in found] == [
         *(("a", 0, "malformed"), ("z", 0, "not selected"), ("z", 0, "")),
         *(("z", 1, "short"), ("z", 2, "empty"), ("z", 3, "")),
@@ -103,7 +103,7 @@ def test_botocore(tmp_path: Path) -> None:
 def test_factbook(tmp_path: Path) -> None:
     profile = {"Geography": {"Area": {"total": {"text": "10 sq km<br>rank 3"}, "note": {"text": "small"}}}, "x": [1]}
     members = {"data/aa.json": json.dumps(profile).encode(), "data/bb.json": b"{", "README": b"."}
-    found = list(rows("w", write_zip(tmp_path / "w", members).read_bytes(), Factbook()))
+    found = extracted("w", write_zip(tmp_path / "w", members).read_bytes(), Factbook())
     assert [row.reason for row in found] == ["not selected", "", "malformed"]
     assert found[1].text == "Geography / Area / total: 10 sq km\nrank 3\nGeography / Area / note: small"
 
@@ -126,7 +126,7 @@ def test_wordnet(tmp_path: Path) -> None:
     other = b"00001740 03 n 01 entity 0 000 | all\n"
     names = ("a/dict/data.noun", "dict/data.adj", "data.adv", "a/dict/data.nouns", "a/dict/index.noun")
     archive = write_tar(tmp_path / "w", {"package/dict/data.verb": b"".join(verbs)} | dict.fromkeys(names, other))
-    found = list(rows("w", archive.read_bytes(), WordNet()))
+    found = extracted("w", archive.read_bytes(), WordNet())
     assert [(row.member, row.position) for row in found if row.reason == "not selected"] == [
         *(("a/dict/data.nouns", 0), ("a/dict/index.noun", 0), ("data.adv", 0))
     ]
@@ -157,7 +157,7 @@ def test_metamath(tmp_path: Path) -> None:
     text = "".join(blocks).encode()
     members = {"a/set.mm": text, "b/set.mm": b"$c x $.\n" + text[:-3] + b"\xe9", "peano.mm": text, "c/set.mm": b"\n \n"}
     path = write_tar(tmp_path / "m", members)
-    found = list(rows("m", path.read_bytes(), Metamath(include=("?/set.mm",))))
+    found = extracted("m", path.read_bytes(), Metamath(include=("?/set.mm",)))
     assert [row.text for row in found if row.member == "a/set.mm"] == blocks
     assert [(row.position, row.reason) for row in found if row.member == "a/set.mm"] == [(n, "") for n in (1, 2, 3, 4)]
     assert [(row.position, row.reason) for row in found if row.member == "b/set.mm"] == [
