@@ -114,7 +114,7 @@ def test_wordnet(tmp_path: Path) -> None:
         b"  1 This software and database is being provided to you, the LICENSEE, by  \n",
         b"00001740 29 v 04 breathe 0 take_a_breath 0 respire 0 suspire 3 001 * 00005041 v 0000 | draw air |in\n",
         b'00002325 29 v 0b a 0 b 0 c 0 d 0 e 0 f 0 g 0 h 0 i 0 j 0 k 0 000 | eleven words; "an example"  \r\n',
-        b"00002573 29 v 02 cough 0 001 | fewer words than it says\n",
+        b"00002573 29 v 02 cough 0 001 000 | fewer words than it says\n",
         b"00002573 29 v 01 cough 0 000 no gloss\n",
         b"00002573 29 v 01 cough 0 000 |  \n",
         b"00002573 29 v 00 000 | no word\n",
