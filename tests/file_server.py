@@ -5,7 +5,8 @@
     /api/datasets/SET/tree/COMMIT               its files, two on a page, those that end in .md kept in git
     /gated/datasets/SET/resolve/COMMIT/PATH     the same for who sends the token
 
-`faults`: what the next answers do wrong, first come, first served; an answer is right when none is left.
+`faults`: what the next answers do wrong, first come, first served; an answer is right when none is left. `faults_of`:
+the same for the answers to one path.
 """
 
 import hashlib
@@ -43,6 +44,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.faults: list[Callable[[_Handler, bytes], None]] = []
+        self.faults_of: dict[str, list[Callable[[_Handler, bytes], None]]] = {}
         self.asked: list[Asked] = []
         self.over = threading.Event()
 
@@ -94,7 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.refuse(404)
         if "/resolve/" in name and not name.startswith("cdn/"):
             return self._redirect(name, data)
-        fault = self.server.faults.pop(0) if self.server.faults and self.command == "GET" else Right()
+        faults = self.server.faults_of.get(path) or self.server.faults
+        fault = faults.pop(0) if faults and self.command == "GET" else Right()
         fault(self, data)
         return None
 

@@ -5,33 +5,33 @@ skipped. Members of an archive are taken by name (code points), rows by position
 document's address. Nothing is unpacked to disk.
 """
 
-import gzip
 import html
 import io
 import json
 import re
-import struct
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size
-from storage.corpus.spec import Botocore, Factbook, Rows, SoftwareHeritage, Text
+from storage.corpus.archive import BROKEN, inflated, members
+from storage.corpus.blobs import blob_rows
+from storage.corpus.row import MAX_MEMBER, Row
+from storage.corpus.spec import Botocore, Extract, Factbook, Metamath, Text, WordNet
 from storage.corpus.table import table_rows
-from storage.errors import InputFault, Refused
 
 SHORT = 200  # characters: an operation with less documentation says nothing but its name
 
 
-def rows(name: str, data: bytes, how: Text | Botocore | Factbook | Rows | SoftwareHeritage) -> Iterator[Row]:
-    """All rows of the file `name` with content `data`; of whatever kind, a text of white space alone is "empty"."""
+def rows(name: str, data: bytes, how: Extract, cache: Path) -> Iterator[Row]:
+    """All rows of the file `name` with content `data`; of whatever kind, a text of white space alone is "empty".
+
+    cache: where texts are kept that the file only names.
+    """
     extractors: dict[str, Callable[..., Iterator[Row]]] = {
-        "text": _text, "botocore": _botocore, "factbook": _factbook, "rows": table_rows, "software_heritage": _blobs,
+        "text": _text, "botocore": _botocore, "factbook": _factbook, "wordnet": _wordnet, "metamath": _metamath,
+        "rows": table_rows, "software_heritage": partial(blob_rows, cache=cache),
     }  # fmt: skip
     return (_checked(row) for row in extractors[how.kind](name, data, how))
 
@@ -49,7 +49,7 @@ def _checked(row: Row) -> Row:
 
 
 def _text(name: str, data: bytes, how: Text) -> Iterator[Row]:
-    for member, position, content in _members(name, data):
+    for member, position, content in members(name, data):
         chosen = any(fnmatchcase(member, glob) for glob in how.include)
         if not chosen or any(fnmatchcase(member, glob) for glob in how.exclude):
             yield Row(member, position, None, "not selected")
@@ -61,14 +61,14 @@ def _text(name: str, data: bytes, how: Text) -> Iterator[Row]:
 
 
 def _botocore(name: str, data: bytes, how: Botocore) -> Iterator[Row]:
-    for member, _, content in _members(name, data):
+    for member, _, content in members(name, data):
         if not member.endswith("/service-2.json.gz"):
             yield Row(member, 0, None, "not selected")
             continue
         try:
-            service = json.loads(_inflated(content(), f"{name}: {member}", MAX_MEMBER))
+            service = json.loads(inflated(content(), f"{name}: {member}", MAX_MEMBER))
             texts = [plain(service.get("documentation", "")), *_operations(service)]
-        except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError, RecursionError):
+        except (*BROKEN, AttributeError, KeyError, TypeError, RecursionError):
             yield Row(member, 0, None, "malformed")
             continue
         for position, text in enumerate(texts):
@@ -85,7 +85,7 @@ def _operations(service: dict[str, Any]) -> Iterator[str]:
 
 
 def _factbook(name: str, data: bytes, how: Factbook) -> Iterator[Row]:
-    for member, position, content in _members(name, data):
+    for member, position, content in members(name, data):
         if not member.endswith(".json"):
             yield Row(member, position, None, "not selected")
             continue
@@ -107,74 +107,53 @@ def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         yield from _fields(inner, (*path, heading))
 
 
-def _blobs(name: str, data: bytes, how: SoftwareHeritage) -> Iterator[Row]:
-    raise Refused(f"{name}: fetching blobs from Software Heritage is not built yet")
+_GLOSSES = re.compile(r"(?:.*/)?dict/data\.(noun|verb|adj|adv)")
 
 
-def _members(name: str, data: bytes) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
-    """(member name, which of that name, content) of a zip or tar archive in order of names; else the file itself."""
-    stream = io.BytesIO(data)
-    with _readable(name):
-        if zipfile.is_zipfile(stream):
-            with zipfile.ZipFile(stream) as archive:
-                members = [member for member in archive.infolist() if not member.is_dir()]
-                yield from _in_order([(m.filename, partial(_zip_read, name, archive, m)) for m in members])
-            return
-        stream.seek(0)
-        if tarfile.is_tarfile(stream):
-            stream.seek(0)
-            with tarfile.open(fileobj=io.BytesIO(_inflated(data, name, MAX_ARCHIVE))) as tar:
-                files = [member for member in tar.getmembers() if member.isfile()]
-                yield from _in_order([(file.name, partial(_tar_read, name, tar, file)) for file in files])
-            return
-    yield name, 0, lambda: data
+def _wordnet(name: str, data: bytes, how: WordNet) -> Iterator[Row]:
+    for member, position, content in members(name, data):
+        found = _GLOSSES.fullmatch(member)
+        if not found:
+            yield Row(member, position, None, "not selected")
+            continue
+        for line, entry in enumerate(io.BytesIO(content())):
+            yield _gloss(Row(member, line, None), entry, found[1])
 
 
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
-
-
-@contextmanager
-def _readable(name: str) -> Iterator[None]:
-    """InputFault for what the archive libraries raise: at the list of members, and again at each member's content."""
+def _gloss(row: Row, entry: bytes, part: str) -> Row:
+    """A line: offset, file, type, count of words in hex, each word and a digit, count of pointers …, "|", the gloss."""
+    if entry.startswith(b"  "):
+        return row._replace(reason="licence header")
     try:
-        yield
-    except _BROKEN as error:
-        raise InputFault(
-            f"{name} is not an archive that can be read: {error}",
-            cause="pinned as it is, but cut off, damaged, encrypted or of an unknown compression",
-        ) from error
+        fields, bar, gloss = entry.decode().partition("|")
+        _, _, _, digits, *rest = fields.split()
+        count = int(digits, 16)
+    except UnicodeDecodeError:
+        return row._replace(reason="undecodable")
+    except ValueError:
+        return row._replace(reason="malformed")
+    if not bar or not 0 < 2 * count < len(rest):
+        return row._replace(reason="malformed")
+    words = [word.replace("_", " ") for word in rest[: 2 * count : 2]]
+    return row._replace(text=f"{', '.join(words)} ({part}): {gloss.strip()}" if gloss.strip() else "")
 
 
-def _inflated(data: bytes, name: str, limit: int) -> bytes:
-    """Gzip removed once, because seeking in a compressed tar by name would inflate it again and again."""
-    if data[:2] != b"\x1f\x8b":
-        return data
-    pieces, size = [], 0
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        while piece := file.read(16 << 20):
-            pieces.append(piece)
-            check_size(name, size := size + len(piece), limit)
-    return b"".join(pieces)
+_COMMENT = re.compile(rb"^(?=[ \t]*\$\([ \t\r\n])", re.MULTILINE)
 
 
-def _zip_read(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    with _readable(f"{name}: {member.filename}"):
-        check_size(f"{name}: {member.filename}", member.file_size, MAX_MEMBER)  # no more than that is inflated
-        return archive.read(member)
-
-
-def _tar_read(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    with _readable(f"{name}: {member.name}"):
-        check_size(f"{name}: {member.name}", member.size, MAX_MEMBER)
-        content = tar.extractfile(member)
-        return content.read() if content else b""
-
-
-def _in_order(found: list[tuple[str, Callable[[], bytes]]]) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
-    seen: dict[str, int] = {}
-    for name, content in sorted(found, key=lambda item: item[0]):  # stable: equal names stay in archive order
-        position = seen[name] = seen.get(name, -1) + 1
-        yield name, position, content
+def _metamath(name: str, data: bytes, how: Metamath) -> Iterator[Row]:
+    for member, position, content in members(name, data):
+        if not any(fnmatchcase(member, glob) for glob in how.include):
+            yield Row(member, position, None, "not selected")
+            continue
+        before, *blocks = _COMMENT.split(content())
+        if before:
+            yield Row(member, 0, None, "no comment")
+        for block, text in enumerate(blocks, 1):
+            try:
+                yield Row(member, block, text.decode())
+            except UnicodeDecodeError:
+                yield Row(member, block, None, "undecodable")
 
 
 _BLOCK = re.compile(r"</?(?:p|li|ul|ol|dl|dt|dd|br|div|h[1-6]|tr|table|note|important)\b[^>]*>", re.IGNORECASE)

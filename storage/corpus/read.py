@@ -76,7 +76,7 @@ class Read:
 
     def _batches(self, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         secret, batch = held_out_key(self.seed), _Batch()
-        for row in rows(self.pin.name, read_pinned(self.pin, self.cache), self.pin.extract):
+        for row in rows(self.pin.name, read_pinned(self.pin, self.cache), self.pin.extract, self.cache):
             if row.text is None:
                 about["skipped"][row.reason] = about["skipped"].get(row.reason, 0) + 1
                 continue

@@ -43,6 +43,7 @@ class Text(Spec):
     """Each member of an archive (or the file itself) whose name matches a glob is one document of UTF-8 text.
 
     A glob is for the whole name; its `*` stands for "/" too. The other members are counted as "not selected".
+    An archive is a zip, a tar or a Debian package; a file that ends in .txt.gz or .txt.zst is unpacked.
     """
 
     kind: Literal["text"] = "text"
@@ -62,7 +63,23 @@ class Factbook(Spec):
     kind: Literal["factbook"] = "factbook"
 
 
-class _Filtered(Spec):
+class WordNet(Spec):
+    """WordNet's dict/data.{noun,verb,adj,adv}: a document for each gloss, after the words that it explains."""
+
+    kind: Literal["wordnet"] = "wordnet"
+
+
+class Metamath(Spec):
+    """Metamath databases (members that match a glob): a document for each comment at a line's begin and what follows.
+
+    Databases of one package have different licences, so which of them are meant has no default.
+    """
+
+    kind: Literal["metamath"] = "metamath"
+    include: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+class Filtered(Spec):
     """Which rows are kept. A row that is not is counted as "filtered", "licence" or "language", the first that holds.
 
     `where` is a DuckDB SQL expression over the row's columns; NULL is no. A Parquet file has its own types; the columns
@@ -83,22 +100,27 @@ class _Filtered(Spec):
         return self
 
 
-class Rows(_Filtered):
+class Rows(Filtered):
     """Each row of a .parquet, .jsonl, .jsonl.gz or .jsonl.zst file is a document: its column `text`."""
 
     kind: Literal["rows"] = "rows"
     text: str = "text"
 
 
-class SoftwareHeritage(_Filtered):
-    """Each row names a blob of Software Heritage's archive and its encoding: the document. Not built yet."""
+class SoftwareHeritage(Filtered):
+    """Each row that is kept names a blob of Software Heritage's archive, by its sha1, and its encoding: the document.
+
+    It is fetched from the archive's public store. A blob that is missing or differs is an error, and never skipped.
+    """
 
     kind: Literal["software_heritage"] = "software_heritage"
     blob: str = "blob_id"
     encoding: str = "src_encoding"
 
 
-Extract = Annotated[Text | Botocore | Factbook | Rows | SoftwareHeritage, Field(discriminator="kind")]
+Extract = Annotated[
+    Text | Botocore | Factbook | WordNet | Metamath | Rows | SoftwareHeritage, Field(discriminator="kind")
+]
 
 
 class Pin(Spec):
@@ -120,6 +142,32 @@ class PyPIFile(Pin):
     @property
     def name(self) -> str:
         return f"{self.package} {self.format}"
+
+
+class NpmFile(Pin):
+    """The tarball of `package` ("name@version") in the registry that npm is configured with."""
+
+    kind: Literal["npm"]
+    package: str = Field(pattern=r"^(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@\d+\.\d+\.\d+([-+][A-Za-z0-9.+-]+)?$")
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return self.package
+
+
+class DebianFile(Pin):
+    """The .deb of `package` ("name=version") for every architecture, from the mirror that apt is configured with."""
+
+    kind: Literal["debian"]
+    package: str = Field(pattern=r"^[a-z0-9][a-z0-9+.-]+=[0-9][A-Za-z0-9.+:~-]*$")
+    licence: str
+    extract: Extract
+
+    @property
+    def name(self) -> str:
+        return self.package
 
 
 class LocalFile(Pin):
@@ -198,7 +246,8 @@ class HubFiles(Spec):
         return f"{self.dataset}@{self.revision}/{','.join(self.include)}"
 
 
-PinnedFile = PyPIFile | LocalFile | UrlFile | HubFile
+PackageFile = PyPIFile | NpmFile | DebianFile
+PinnedFile = PackageFile | LocalFile | UrlFile | HubFile
 File = Annotated[PinnedFile | HubFiles, Field(discriminator="kind")]
 
 

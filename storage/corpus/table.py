@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size
-from storage.corpus.spec import Allowed, Rows
+from storage.corpus.spec import Allowed, Filtered, Rows
 from storage.corpus.where import Filter, columns_of, fits, typed
 from storage.errors import InputFault, UsageError
 
@@ -30,28 +30,35 @@ Records = list[dict[str, Any] | str]  # a row's columns, or the reason why it ha
 
 def table_rows(name: str, data: bytes, how: Rows) -> Iterator[Row]:
     """All rows of the file `name` with content `data`. InputFault if it is damaged, UsageError if a filter fits not."""
-    position = 0
-    for records in _parquet(name, data, how) if name.endswith(".parquet") else _json(name, data, how):
+    for position, record in enumerate(chosen(name, data, how, how.text)):
+        if isinstance(record, str):
+            yield Row("", position, None, record)
+            continue
+        text = record.get(how.text)
+        if isinstance(text, bytes):
+            try:
+                text = text.decode()
+            except UnicodeDecodeError:
+                yield Row("", position, None, "undecodable")
+                continue
+        if isinstance(text, str):
+            yield Row("", position, text)
+        else:
+            yield Row("", position, None, "empty" if text is None else "malformed")
+
+
+def chosen(name: str, data: bytes, how: Filtered, *columns: str) -> Iterator[dict[str, Any] | str]:
+    """For each row of the file these columns of it, or the reason why it is skipped. Texts of Parquet come as bytes."""
+    for records in _parquet(name, data, how, columns) if name.endswith(".parquet") else _json(name, data, how):
         for record in records:
-            yield _row(position, record, how)
-            position += 1
+            yield record if isinstance(record, str) else _unwanted(record, how) or record
 
 
-def _row(position: int, record: dict[str, Any] | str, how: Rows) -> Row:
-    if isinstance(record, str):
-        return Row("", position, None, record)
+def _unwanted(record: dict[str, Any], how: Filtered) -> str:
     for reason, allowed in (("licence", how.licences), ("language", how.languages)):
         if allowed is not None and not _among(record, allowed):
-            return Row("", position, None, reason)
-    text = record.get(how.text)
-    if isinstance(text, bytes):
-        try:
-            text = text.decode()
-        except UnicodeDecodeError:
-            return Row("", position, None, "undecodable")
-    if not isinstance(text, str):
-        return Row("", position, None, "empty" if text is None else "malformed")
-    return Row("", position, text)
+            return reason
+    return ""
 
 
 def _among(record: dict[str, Any], allowed: Allowed) -> bool:
@@ -62,7 +69,7 @@ def _among(record: dict[str, Any], allowed: Allowed) -> bool:
     return bool(values) and all(isinstance(one, str) and one in allowed.values for one in values)
 
 
-def _json(name: str, data: bytes, how: Rows) -> Iterator[Records]:
+def _json(name: str, data: bytes, how: Filtered) -> Iterator[Records]:
     if how.where is not None and not how.columns:
         raise UsageError(
             f"{name}: the filter {how.where!r} reads columns that have no type",
@@ -76,7 +83,7 @@ def _json(name: str, data: bytes, how: Rows) -> Iterator[Records]:
         yield records if holds is None else _filtered(records, holds, how)
 
 
-def _object(line: bytes, how: Rows) -> dict[str, Any] | str:
+def _object(line: bytes, how: Filtered) -> dict[str, Any] | str:
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -88,7 +95,7 @@ def _object(line: bytes, how: Rows) -> dict[str, Any] | str:
     return record
 
 
-def _filtered(records: Records, holds: Filter, how: Rows) -> Records:
+def _filtered(records: Records, holds: Filter, how: Filtered) -> Records:
     kept = iter(holds(typed([record for record in records if isinstance(record, dict)], how.columns)))
     return [record if isinstance(record, str) or next(kept) else "filtered" for record in records]
 
@@ -126,11 +133,11 @@ def _pieces(name: str, data: bytes) -> Iterator[bytes]:
         ) from error
 
 
-def _parquet(name: str, data: bytes, how: Rows) -> Iterator[Records]:
+def _parquet(name: str, data: bytes, how: Filtered, columns: tuple[str, ...]) -> Iterator[Records]:
     if how.columns:
         raise UsageError(f"{name}: a Parquet file has its own types", next_step="leave out columns beside where")
-    chosen = (how.licences, how.languages)
-    shown = [how.text, *(allowed.column.partition(".")[0] for allowed in chosen if allowed is not None)]
+    by = (how.licences, how.languages)
+    shown = [*columns, *(allowed.column.partition(".")[0] for allowed in by if allowed is not None)]
     read = columns_of(how.where) if how.where is not None else ()
     holds = None if how.where is None else Filter(name, how.where, {})
     try:
@@ -141,7 +148,7 @@ def _parquet(name: str, data: bytes, how: Rows) -> Iterator[Records]:
                 next_step="correct the column's name in the recipe",
             )
         for batch in file.iter_batches(BATCH, columns=sorted({*shown, *read})):
-            records = _undecoded(batch.select(sorted(set(shown))), how.text).to_pylist()
+            records = _undecoded(batch.select(sorted(set(shown))), columns).to_pylist()
             if holds is not None:
                 kept = holds(pa.Table.from_batches([batch.select(read)]))
                 records = [record if keep else "filtered" for record, keep in zip(records, kept, strict=True)]
@@ -150,8 +157,11 @@ def _parquet(name: str, data: bytes, how: Rows) -> Iterator[Records]:
         raise InputFault(f"{name} is not a Parquet file that can be read: {error}") from error
 
 
-def _undecoded(batch: pa.RecordBatch, text: str) -> pa.RecordBatch:
-    """The batch with its texts as bytes, which one text that is not UTF-8 must not make unreadable."""
-    at = batch.schema.get_field_index(text)
-    kind = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(batch.schema.field(at).type)
-    return batch if kind is None else batch.set_column(at, text, batch.column(at).cast(kind))
+def _undecoded(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The batch with these texts as bytes, of which one that is not UTF-8 must not make all unreadable."""
+    for column in columns:
+        at = batch.schema.get_field_index(column)
+        kind = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(batch.schema.field(at).type)
+        if kind is not None:
+            batch = batch.set_column(at, column, batch.column(at).cast(kind))
+    return batch

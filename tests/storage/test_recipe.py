@@ -8,6 +8,7 @@ import pytest
 
 from model import schedule
 from storage import recipe as recipes
+from storage.corpus.spec import HubFiles, TrainTokenizer
 from storage.errors import UsageError
 from tests.flows import tiny
 
@@ -31,6 +32,18 @@ def test_open_1b_has_the_papers_numbers() -> None:
     assert recipe.run.numerics.weight_scale == "lsq"
     assert recipe.mix.seq_len == recipe.run.model.seq_len
     assert [layer for layer in range(24) if recipe.run.model.is_full(layer)] == [4, 9, 14, 19, 23]
+
+
+def test_four_kinds_of_text_come_from_three_package_managers() -> None:
+    recipe = recipes.load("four_kinds")
+    assert recipe.steps == 40 and recipe.run.model.parameter_count() == 14_551_296
+    tokenizer = recipe.mix.tokenizer
+    assert isinstance(tokenizer, TrainTokenizer) and tokenizer.vocab == recipe.run.model.vocab == 32_768
+    files = {source.name: source.files for source in recipe.mix.sources}
+    assert list(files) == ["web", "edu", "code", "math"]
+    pinned = {file.sha256: file for found in files.values() for file in found if not isinstance(file, HubFiles)}
+    assert {file.kind for file in pinned.values()} == {"pypi", "npm", "debian"}
+    assert sum(file.size for file in pinned.values()) == 83_353_932
 
 
 def test_a_name_or_a_path_may_be_given(tmp_path: Path) -> None:
@@ -62,7 +75,7 @@ def test_a_wrong_recipe_names_the_field(tmp_path: Path, old: str, new: str, said
 
 
 def test_a_missing_recipe_lists_those_that_exist() -> None:
-    with pytest.raises(UsageError, match=r"demo, open_1b"):
+    with pytest.raises(UsageError, match=r"demo, four_kinds, open_1b"):
         recipes.load("no-such-recipe")
 
 

@@ -11,12 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from storage.corpus.extract import rows
 from storage.corpus.fetch import pinned_files
 from storage.corpus.manifest import Manifest
 from storage.corpus.parts import Parts
 from storage.corpus.prepare import prepare
 from storage.corpus.read import Read
-from storage.corpus.spec import MixSpec, SourceSpec
+from storage.corpus.row import Row
+from storage.corpus.spec import Extract, MixSpec, SourceSpec
 from storage.store import Store
 
 WORDS = "the of windows step ledger naïve ﬁne 数据 loss = x[i] + 3.14\n return\tdef 🙂 <|endoftext|> \r\n café".split(
@@ -59,6 +61,11 @@ def write_zip(path: Path, members: dict[str, bytes]) -> Path:
         for name, data in members.items():
             archive.writestr(name, data)
     return path
+
+
+def extracted(name: str, data: bytes, how: Extract) -> list[Row]:
+    """The rows of a file that holds its texts itself."""
+    return list(rows(name, data, how, Path("unused")))
 
 
 def small(folder: Path, **changes: Any) -> MixSpec:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from storage.corpus import download as downloads
 from storage.corpus import remote
-from storage.corpus.fetch import read_pinned
+from storage.corpus.fetch import fetch, read_pinned
 from storage.corpus.spec import HubFile, UrlFile
 from storage.errors import InputFault, MissingObject, StorageError, VerbatimError
 from tests.file_server import TOKEN, CutOff, FileServer, Misplaced, Other, Right, Stalled, Status, Whole, serving
@@ -93,6 +94,31 @@ def test_a_connection_that_breaks_is_continued(
     assert read_pinned(url_file(server), tmp_path) == DATA
     assert [None if found is None else "*" if "*" in ranges else found for found in server.ranges] == ranges
     assert not server.faults
+
+
+def test_what_has_come_is_told(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the begin, for about every PIECE, after what a former call kept, and at the end."""
+    monkeypatch.setattr(downloads, "PIECE", 50_000)
+    told: list[tuple[int, int]] = []
+    server.faults.append(CutOff(120_000))
+    path = fetch(url_file(server), tmp_path, lambda done, total: told.append((done, total)))
+    done = [at for at, total in told if total == len(DATA)]
+    assert path.read_bytes() == DATA and len(done) == len(told) and done == sorted(done)
+    assert done[0] == 0 and 120_000 in done and done[-1] == len(DATA) and 6 <= len(done) <= 9
+    told.clear()
+    assert fetch(url_file(server), tmp_path, lambda done, total: told.append((done, total))) == path and told == []
+
+
+def test_a_file_is_not_held_in_memory(server: FileServer, tmp_path: Path) -> None:
+    data = bytes(40 << 20)
+    server.files["large"] = data
+    pin = UrlFile.model_validate(url_file_fields(data) | {"url": f"{server.url}/large"})
+    tracemalloc.start()
+    try:
+        fetch(pin, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_tries_end_where_no_byte_comes_and_start_anew_where_one_did(
@@ -173,7 +199,10 @@ def test_a_file_that_changes_while_it_is_fetched(server: FileServer, tmp_path: P
 
 def test_a_whole_part_is_not_asked_for_again(server: FileServer, tmp_path: Path) -> None:
     part(tmp_path).write_bytes(DATA)
+    told: list[tuple[int, int]] = []
+    fetch(url_file(server), tmp_path, lambda done, total: told.append((done, total)))
     assert read_pinned(url_file(server), tmp_path) == DATA and server.ranges == []
+    assert told == [(len(DATA), len(DATA))]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +267,9 @@ def test_a_file_of_the_hub(server: FileServer, tmp_path: Path, monkeypatch: pyte
     path = f"datasets/some/set/resolve/{COMMIT}/data/a%201.parquet"
     server.files[path] = DATA
     server.faults.append(CutOff(1000))
-    assert read_pinned(hub_file(), tmp_path) == DATA
+    told: list[tuple[int, int]] = []
+    fetch(hub_file(), tmp_path, lambda done, total: told.append((done, total)))
+    assert read_pinned(hub_file(), tmp_path) == DATA and told[-1] == (len(DATA), len(DATA))
     here, there = f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"
     first, second = (None, "bytes=1000-")
     assert [asked[1:] for asked in server.asked] == [

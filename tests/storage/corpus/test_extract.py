@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from storage.corpus import documents, extract
+from storage.corpus import archive, documents, extract
 from storage.corpus.documents import choose_held_out, held_out_key, held_out_name, normalised
-from storage.corpus.extract import Row, plain, rows
-from storage.corpus.spec import Botocore, Factbook, SourceSpec, Text
+from storage.corpus.extract import Row, plain
+from storage.corpus.spec import Botocore, Factbook, Metamath, SourceSpec, Text, WordNet
 from storage.errors import InputFault
 from storage.store import MemoryStore
-from tests.storage.corpus.mixes import collect, pin, prepared, write_tar, write_zip
+from tests.storage.corpus.mixes import collect, extracted, pin, prepared, write_tar, write_zip
 
 
 def source(*files: dict[str, object]) -> SourceSpec:
@@ -56,7 +57,7 @@ def test_members_come_by_name_whatever_their_order_in_the_archive(tmp_path: Path
     found = []
     for order in (members, dict(reversed(members.items()))):
         path = write(tmp_path / "archive", order)
-        found.append(list(rows("archive", path.read_bytes(), how)))
+        found.append(extracted("archive", path.read_bytes(), how))
     assert found[0] == found[1]
     assert found[0] == [
         Row("a/x.py", 0, None, "not selected"),
@@ -68,13 +69,13 @@ def test_members_come_by_name_whatever_their_order_in_the_archive(tmp_path: Path
 
 
 def test_a_file_that_is_no_archive_is_one_text() -> None:
-    assert list(rows("plain.txt", b"hello", Text())) == [Row("plain.txt", 0, "hello")]
+    assert extracted("plain.txt", b"hello", Text()) == [Row("plain.txt", 0, "hello")]
 
 
 def test_a_cut_off_archive_is_one_clear_error(tmp_path: Path) -> None:
     data = write_tar(tmp_path / "a.tar.gz", {"a.txt": b"text" * 10_000}).read_bytes()
     with pytest.raises(InputFault, match=r"a\.tar\.gz is not an archive that can be read"):
-        list(rows("a.tar.gz", data[:-20], Text()))
+        extracted("a.tar.gz", data[:-20], Text())
 
 
 def test_botocore(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_botocore(tmp_path: Path) -> None:
     }
     good = gzip.compress(json.dumps(service).encode())
     members = {"d/z/1/service-2.json.gz": good, "d/a/1/service-2.json.gz": good[:30], "d/z/1/other.json": b"{}"}
-    found = list(rows("w", write_zip(tmp_path / "w", members).read_bytes(), Botocore()))
+    found = extracted("w", write_zip(tmp_path / "w", members).read_bytes(), Botocore())
     assert [(row.member[2], row.position, row.reason) for row in found] == [
         *(("a", 0, "malformed"), ("z", 0, "not selected"), ("z", 0, "")),
         *(("z", 1, "short"), ("z", 2, "empty"), ("z", 3, "")),
@@ -103,9 +104,71 @@ def test_botocore(tmp_path: Path) -> None:
 def test_factbook(tmp_path: Path) -> None:
     profile = {"Geography": {"Area": {"total": {"text": "10 sq km<br>rank 3"}, "note": {"text": "small"}}}, "x": [1]}
     members = {"data/aa.json": json.dumps(profile).encode(), "data/bb.json": b"{", "README": b"."}
-    found = list(rows("w", write_zip(tmp_path / "w", members).read_bytes(), Factbook()))
+    found = extracted("w", write_zip(tmp_path / "w", members).read_bytes(), Factbook())
     assert [row.reason for row in found] == ["not selected", "", "malformed"]
     assert found[1].text == "Geography / Area / total: 10 sq km\nrank 3\nGeography / Area / note: small"
+
+
+def test_wordnet(tmp_path: Path) -> None:
+    """Lines as the database has them; each is counted, and its number is its position."""
+    verbs = [
+        b"  1 This software and database is being provided to you, the LICENSEE, by  \n",
+        b"00001740 29 v 04 breathe 0 take_a_breath 0 respire 0 suspire 3 001 * 00005041 v 0000 | draw air |in\n",
+        b'00002325 29 v 0b a 0 b 0 c 0 d 0 e 0 f 0 g 0 h 0 i 0 j 0 k 0 000 | eleven words; "an example"  \r\n',
+        b"00002573 29 v 02 cough 0 001 000 | fewer words than it says\n",
+        b"00002573 29 v 01 cough 0 000 no gloss\n",
+        b"00002573 29 v 01 cough 0 000 |  \n",
+        b"00002573 29 v 00 000 | no word\n",
+        b"00002573 29 v 0x | no number\n",
+        b"\n",
+        b"00002573 29 v 01 caf\xe9 0 000 | coffee\n",
+        b"00002573 29 v 01 end 0 000 | without a line end",
+    ]
+    other = b"00001740 03 n 01 entity 0 000 | all\n"
+    names = ("a/dict/data.noun", "dict/data.adj", "data.adv", "a/dict/data.nouns", "a/dict/index.noun")
+    archive = write_tar(tmp_path / "w", {"package/dict/data.verb": b"".join(verbs)} | dict.fromkeys(names, other))
+    found = extracted("w", archive.read_bytes(), WordNet())
+    assert [(row.member, row.position) for row in found if row.reason == "not selected"] == [
+        *(("a/dict/data.nouns", 0), ("a/dict/index.noun", 0), ("data.adv", 0))
+    ]
+    assert [row.text for row in found if row.member in names and row.text] == [
+        *("entity (noun): all", "entity (adj): all")
+    ]
+    mine = [row for row in found if row.member == "package/dict/data.verb"]
+    assert [row.position for row in mine] == list(range(len(verbs)))
+    assert [row.reason for row in mine] == [
+        *("licence header", "", "", "malformed", "malformed", "empty"),
+        *("malformed", "malformed", "malformed", "undecodable", ""),
+    ]
+    assert [row.text for row in mine if row.text] == [
+        "breathe, take a breath, respire, suspire (verb): draw air |in",
+        'a, b, c, d, e, f, g, h, i, j, k (verb): eleven words; "an example"',
+        "end (verb): without a line end",
+    ]
+
+
+def test_metamath(tmp_path: Path) -> None:
+    """Every byte behind the first comment stands in one document, and a comment within a line begins none."""
+    blocks = [
+        "$( A header. $)\n\n",
+        "  $( Modus ponens. $)\n  mp $a |- ps $.  $( in a line $)\n\t x $( and here $) $.\n\n",
+        "$(\n=-=-\n Title of naïve sets\n=-=-\n$)\n",
+        "\t$(\t$(x is no comment, nor is\n$[ this.mm $] or\n$(this.\n",
+    ]
+    text = "".join(blocks).encode()
+    members = {"a/set.mm": text, "b/set.mm": b"$c x $.\n" + text[:-3] + b"\xe9", "peano.mm": text, "c/set.mm": b"\n \n"}
+    path = write_tar(tmp_path / "m", members)
+    found = extracted("m", path.read_bytes(), Metamath(include=("?/set.mm",)))
+    assert [row.text for row in found if row.member == "a/set.mm"] == blocks
+    assert [(row.position, row.reason) for row in found if row.member == "a/set.mm"] == [(n, "") for n in (1, 2, 3, 4)]
+    assert [(row.position, row.reason) for row in found if row.member == "b/set.mm"] == [
+        *((0, "no comment"), (1, ""), (2, ""), (3, ""), (4, "undecodable"))
+    ]
+    assert [row[:2] + row[3:] for row in found if row.member in ("peano.mm", "c/set.mm")] == [
+        *(("c/set.mm", 0, "no comment"), ("peano.mm", 0, "not selected"))
+    ]
+    with pytest.raises(ValidationError, match="include"):
+        Metamath.model_validate({"kind": "metamath"})
 
 
 def test_plain() -> None:
@@ -160,7 +223,8 @@ def texts(path: Path, **how: object) -> list[str]:
 
 def test_a_member_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "MAX_MEMBER", 1000)
-    monkeypatch.setattr(extract, "MAX_ARCHIVE", 20_000)
+    monkeypatch.setattr(archive, "MAX_MEMBER", 1000)
+    monkeypatch.setattr(archive, "MAX_ARCHIVE", 20_000)
     assert texts(write_zip(tmp_path / "good.zip", {"a": b"x" * 1000})) == ["x" * 1000]
     for path in (
         write_zip(tmp_path / "bomb.zip", {"a": b"x" * 1001}),

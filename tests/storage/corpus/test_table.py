@@ -15,10 +15,11 @@ import pytest
 from pydantic import ValidationError
 
 from storage.corpus import table
-from storage.corpus.extract import Row, rows
+from storage.corpus.row import Row
 from storage.corpus.spec import Rows
 from storage.corpus.where import Filter
 from storage.errors import InputFault, UsageError
+from tests.storage.corpus.mixes import extracted
 
 RECORDS: list[dict[str, Any]] = [
     {"text": "kept", "score": 3, "licence": ["MIT"], "meta": {"lang": "en", "p": 0.9}},
@@ -47,7 +48,7 @@ def parquet(columns: Any, path: Path) -> bytes:
 
 
 def found(name: str, data: bytes, **how: Any) -> list[Row]:
-    return list(rows(name, data, Rows.model_validate({"kind": "rows"} | how)))
+    return extracted(name, data, Rows.model_validate({"kind": "rows"} | how))
 
 
 def frames(data: bytes) -> bytes:
@@ -248,7 +249,7 @@ from storage.corpus.extract import rows
 from storage.corpus.spec import Rows
 from storage.corpus.where import Filter
 how = Rows(where="seen > '2020-01-01 03:00'")
-print([row.reason for row in rows("a.parquet", Path(sys.argv[1]).read_bytes(), how)])
+print([row.reason for row in rows("a.parquet", Path(sys.argv[1]).read_bytes(), how, Path())])
 """
 
 
