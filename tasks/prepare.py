@@ -88,6 +88,8 @@ def _on_ray(address: str, workers: int) -> Iterator[Run]:
 
 
 def _shared_out(runner: TaskRunner[Any], shares: int, stage: str, jobs: Sequence[Any], done: Done) -> None:
+    if len(jobs) == 1:  # as by processes, a single job is the director's
+        return _tracked(serially, stage, jobs, done)
     ordered = sorted(jobs, key=lambda job: -job.size)
     groups = [ordered[start::shares] for start in range(min(shares, len(ordered)))]
     futures = [runner.submit(carry_out, {"work": Work(stage, group, serially, _nothing)}) for group in groups]

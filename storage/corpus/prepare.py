@@ -1,6 +1,6 @@
 """Prepare a mix: verified files → texts → tokenizer → sorted runs → shards of windows, their index, and the manifest.
 
-    fetch      what is not of this machine comes into the cache
+    fetch      what is not of this machine comes into the cache                        (fetch_all.py)
     read       each file's texts become a piece                                        (read.py)
     number     documents get canonical numbers; duplicates are dropped                 (documents.py)
     tokenizer  trained on a sample, or given                                           (sample.py, tokens.py)
@@ -24,6 +24,7 @@ from kernels import canonical
 from kernels.digest import digest
 from storage.corpus import made_with
 from storage.corpus.fetch import pinned_files, read_pinned
+from storage.corpus.fetch_all import FetchAll
 from storage.corpus.layout import Stream, hold_out_everywhere, placed, streams
 from storage.corpus.manifest import (
     KEY,
@@ -41,7 +42,7 @@ from storage.corpus.mixture import Mixture, largest_remainder
 from storage.corpus.numbering import Numbered, number
 from storage.corpus.parts import Parts
 from storage.corpus.pool import Run, serially
-from storage.corpus.read import Fetch, Read
+from storage.corpus.read import Read
 from storage.corpus.runs import Encode, runs
 from storage.corpus.sample import sample
 from storage.corpus.shards import Write, mapped, runs_name, shards, written
@@ -122,7 +123,9 @@ class _Preparation:
     def manifest(self) -> Manifest:
         """Every stage in turn."""
         pins = {source.name: pinned_files(source) for source in self.spec.sources}
-        self._do("fetch", [Fetch(pin, self.cache) for files in pins.values() for pin in files])
+        every = tuple({pin.sha256: pin for files in pins.values() for pin in files}.values())
+        total = sum(pin.size for pin in every)
+        self._do("fetch", [FetchAll(every, self.cache, lambda done: self.progress("fetch", done, total))])
         reads = {
             name: [Read(self.parts, self.spec.seed, name, i, pin, self.cache) for i, pin in enumerate(files)]
             for name, files in pins.items()

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from storage.corpus.documents import held_out_key, held_out_name
 from storage.corpus.extract import rows
-from storage.corpus.fetch import fetch, is_here, read_pinned
+from storage.corpus.fetch import read_pinned
 from storage.corpus.parts import Parts
 from storage.corpus.spec import PinnedFile
 
@@ -27,24 +27,6 @@ DIGEST = pa.binary(32)
 SCHEMA = pa.schema(
     [("text", pa.string()), ("member", pa.string()), ("position", pa.int64()), ("same", DIGEST), ("held", DIGEST)]
 )
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Download a pinned file into the cache, unless it is there."""
-
-    pin: PinnedFile
-    cache: Path
-
-    def finished(self) -> bool:
-        return is_here(self.pin, self.cache)
-
-    @property
-    def size(self) -> int:
-        return self.pin.size
-
-    def __call__(self) -> None:
-        fetch(self.pin, self.cache)
 
 
 @dataclass(frozen=True)
