@@ -22,6 +22,7 @@ from storage.corpus.read import DIGEST
 from storage.corpus.tokens import TokensPart
 
 SHARE = 4  # a run's texts, ids and their sorted copy fit into the budget together
+MOST = 1 << 30  # bytes of text: Arrow joins no texts of 2 GiB and more
 LEAST = 4 << 20  # bytes of text: below that a run is not worth its files
 
 
@@ -103,7 +104,7 @@ def _texts(tables: list[pa.Table]) -> Iterator[str]:
 def runs(parts: Parts, seed: int, source: Numbered, tokens: TokensPart, budget: int, workers: int) -> list[Encode]:
     """The runs of a source: at most `budget` / SHARE bytes of text each, if no text is longer, and enough for all
     workers."""
-    most = max(1, min(budget // SHARE, max(LEAST, source.text_bytes // (4 * workers))))
+    most = max(1, min(budget // SHARE, MOST, max(LEAST, source.text_bytes // (4 * workers))))
     found: list[Encode] = []
     pieces: list[Piece] = []
     size = 0

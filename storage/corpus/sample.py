@@ -34,8 +34,11 @@ class Train:
 
     def _texts(self) -> Iterator[str]:
         for part, rows in self.rows:
-            for chunk in self.parts.table(part)["text"].take(pa.array(rows)).chunks:
-                yield from chunk.to_pylist()
+            start = 0
+            for batch in self.parts.table(part).to_batches():  # one take of all would join 2 GiB of text, and overflow
+                low, high = np.searchsorted(rows, [start, start + len(batch)])
+                yield from batch["text"].take(pa.array(rows[low:high] - start)).to_pylist()
+                start += len(batch)
 
 
 def sample(parts: Parts, spec: TrainTokenizer, seed: int, sources: Sequence[Numbered]) -> Train:
