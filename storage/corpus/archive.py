@@ -69,7 +69,8 @@ def _alone(name: str, data: bytes) -> bytes:
 
 
 def _of_tar(name: str, data: bytes) -> Iterator[Member]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+    # Names without a word of their encoding are UTF-8 in any locale, and those that are not are names too.
+    with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="backslashreplace") as tar:
         files = [member for member in tar.getmembers() if member.isfile()]
         yield from _in_order([(file.name, partial(_tar_read, name, tar, file)) for file in files])
 

@@ -1,8 +1,12 @@
 """Faults of other corpora's sources: files that change upstream, listings without an order, rows dropped in silence."""
 
 import hashlib
+import io
 import os
 import random
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -25,6 +29,8 @@ from storage.stream import Stream
 from tests.faults.pages import BYTES, texts
 from tests.file_server import CutOff, FileServer, Other, serving
 from tests.storage.corpus.mixes import pin, prepared, prose, write_jsonl, write_tar
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -223,6 +229,42 @@ def test_line_ends_are_text_and_their_bytes_are_pinned(tmp_path: Path) -> None:
     stream = Stream.open(target)
     read = b"".join(texts(target, np.concatenate([stream.windows(0, dos.train.windows), stream.held_out()])))
     assert read.count(b"\r\n") == read.count(b"\n") > 99
+
+
+NAMES = """
+import json, sys
+from pathlib import Path
+from storage.store import MemoryStore
+from tests.faults.test_sources import named
+print(named(Path(sys.argv[1])).root)
+"""
+
+
+def named(folder: Path, encoding: str = "utf-8", glob: str = "é*.txt") -> Manifest:
+    """A mix of an archive as GNU tar writes it, with names in this encoding and nothing that says so."""
+    path = folder / "own.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding=encoding) as tar:
+        for i in range(99):
+            text = prose(i, 40).encode()
+            member = tarfile.TarInfo(f"é{i}.txt" if i % 3 else f"z{i}.txt")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    return manifest_of(folder, **pin(path, kind="text", include=[glob]))
+
+
+def test_names_are_read_alike_in_a_locale_without_their_letters(tmp_path: Path) -> None:
+    """Where Python's files are ASCII, tarfile reads names as ASCII too: globs chose other members, or none."""
+    place = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", NAMES, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | place, capture_output=True, text=True, check=True)
+    here = named(tmp_path)
+    assert done.stdout.strip() == here.root and here.mix.sources[0].skipped == {"not selected": 33}
+
+
+def test_names_in_an_unknown_encoding_are_names(tmp_path: Path) -> None:
+    """An archive from a Latin-1 machine ended in a UnicodeEncodeError when its index was written."""
+    assert named(tmp_path, "latin-1", "*.txt").mix.sources[0].skipped == {}
+    assert named(tmp_path, "latin-1", "\\xe9*.txt").mix.sources[0].skipped == {"not selected": 33}
 
 
 def test_a_source_that_answers_differently_on_every_try_ends(

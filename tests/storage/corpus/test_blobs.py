@@ -16,13 +16,12 @@ import pytest
 
 from storage.corpus import blobs, remote
 from storage.corpus import download as downloads
-from storage.corpus.documents import collect
 from storage.corpus.extract import rows
 from storage.corpus.row import Row
 from storage.corpus.spec import SoftwareHeritage, SourceSpec
 from storage.errors import InputFault, MissingObject, StorageError, VerbatimError
 from tests.file_server import CutOff, FileServer, Other, Stalled, Status, Whole, serving
-from tests.storage.corpus.mixes import pin, prose
+from tests.storage.corpus.mixes import collect, pin, prose
 
 TEXTS = [f"{number} {prose(number, 60 + 700 * (number % 7 == 0))}" for number in range(45)]
 
@@ -254,6 +253,5 @@ def test_two_readers_of_one_cache(server: FileServer, tmp_path: Path) -> None:
 def test_a_source_of_blobs(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(ALL + lines(record(TEXTS[0], blob_id="x")))
     file = pin(tmp_path / "a.jsonl", kind="software_heritage")
-    documents = collect(SourceSpec.model_validate({"name": "s", "files": [file]}), tmp_path / "cache")
-    assert documents.texts == TEXTS and documents.skipped == {"malformed": 1}
-    assert documents.member == [sha1(text.encode()) for text in TEXTS]
+    found = collect(SourceSpec.model_validate({"name": "s", "files": [file]}), tmp_path / "cache")
+    assert found == (TEXTS, {"malformed": 1})
