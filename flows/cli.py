@@ -247,7 +247,7 @@ def docs(
 
     \b
     Examples: verbatim docs runs/demo/published --step 17
-              verbatim docs runs/demo/published --search "arrow of time"
+              verbatim docs runs/demo/published --search "Whipple bicycle"
               verbatim docs runs/demo/published --doc math/train/1234
     """
     from flows.docs import ask, lines

@@ -108,7 +108,8 @@ def _heading(answer: dict[str, Any]) -> str:
 
 
 def _document(answer: dict[str, Any], document: dict[str, Any], whole: bool) -> Iterator[str]:
-    matches = f", {document['matches']} matches" if "matches" in document else ""
+    places = document.get("matches")
+    matches = "" if places is None else f", {places} match{'' if places == 1 else 'es'}"
     missing = f", the last {document['missing']} in no window" if document.get("missing") else ""
     yield f"{_title(document)}: {document['tokens']} tokens{missing}{matches}"
     yield f"    {_seen(answer, document)}"

@@ -65,7 +65,7 @@ def read_shard(data: bytes, span: Span) -> pa.Table:
     table = _parse(data, span)
     number, first, tokens = (table[name].to_numpy() for name in ("number", "first_token", "tokens"))
     ends = first + tokens  # wraps in a hostile file; then some end is not after its beginning
-    if not len(ends) or (first < 0).any() or (ends <= first).any() or (first[1:] != ends[:-1]).any():
+    if not len(ends) or (ends <= first).any() or (first[1:] != ends[:-1]).any():
         raise ValueError("has documents that do not lie end to end")
     said = f"has documents {number[0]} to {number[-1]} at tokens {first[0]} to {ends[-1] - 1}"
     if (number < 0).any() or (np.diff(number) != 1).any():

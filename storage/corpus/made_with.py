@@ -1,6 +1,6 @@
 """With what a mix was made: code, Python, Unicode tables, libraries. Beside the mix, under no root, as an explanation.
 
-    made-with.json    written by the first call of `prepare`, before anything else; never again
+    made-with.json    written by `prepare` before anything else
 
 The same mix comes out with many versions. Where another came out, this says which of them could be the reason.
 """
@@ -33,8 +33,14 @@ def here() -> MadeWith:
 
 
 def record(store: Store) -> None:
-    """Say in a mix's store what it is made with, unless that is said already."""
-    store.create(KEY, here().canonical())
+    """Say in the store of a mix that is not finished what it is made with.
+
+    Where another version began it, all is made anew by this one, and what is there must be the same: so it is this
+    one's mix, and what it does not share with another version's is to be explained by this one.
+    """
+    if _readable(store) != here():
+        store.delete(KEY)
+        store.create(KEY, here().canonical())
 
 
 def recorded(store: Store, base: str = "") -> MadeWith | None:
@@ -46,11 +52,7 @@ def recorded(store: Store, base: str = "") -> MadeWith | None:
 
 def claim(store: Store) -> None:
     """For a mix that is to be made anew: Refused unless the store is empty, or was begun by this code and versions."""
-    keys = store.list()
-    try:
-        found = recorded(store)
-    except InputFault:
-        found = None
+    keys, found = store.list(), _readable(store)
     if keys and found != here():
         why = f"was made with {differences(found, here())}" if found else f"holds {len(keys)} objects of unknown origin"
         raise Refused(
@@ -59,6 +61,13 @@ def claim(store: Store) -> None:
             next_step=f"remove {store.uri.removeprefix('file://')}, or give another --folder",
         )
     record(store)
+
+
+def _readable(store: Store) -> MadeWith | None:
+    try:
+        return recorded(store)
+    except InputFault:
+        return None
 
 
 def differences(one: MadeWith, other: MadeWith) -> str:

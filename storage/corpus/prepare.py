@@ -199,8 +199,7 @@ class _Preparation:
 
     def _begin(self, tokens: TokensPart) -> None:
         """The first objects of the store."""
-        if TOKENIZER not in self.store.list(TOKENIZER):  # else an earlier call began this mix, with what it had
-            made_with.record(self.store)
+        made_with.record(self.store)
         create_same(self.store, TOKENIZER, tokens.open().data)
 
     def _manifest(

@@ -59,7 +59,8 @@ def test_a_search_finds_text_and_its_steps(run: Path) -> None:
     assert positions == {position for position, text in enumerate(texts) if "verbs7 " in text}
     assert "held out: in no step's windows" in verbatim("docs", run, "--doc", "nouns/held_out/0").stdout
     shown = verbatim("docs", run, "--search", "nouns").stdout
-    assert "documents more: --json lists all" in shown
+    assert "documents more: --json lists all" in shown and "tokens, 3 matches" in shown
+    assert "tokens, 1 match\n" in verbatim("docs", run, "--search", "verbs7 ").stdout
     assert "0 documents" in verbatim("docs", run, "--search", "adverbs").stdout
 
 

@@ -23,7 +23,7 @@ from storage.store import MemoryStore, open_store
 from storage.stream import Stream
 from tests.storage import small
 from tests.storage.conftest import Small
-from tests.storage.corpus.mixes import prepared, prose
+from tests.storage.corpus.mixes import pin, prepared, prose, write_jsonl
 from tests.storage.counting import Counting
 from tests.storage.test_stream import WIDTH, Slicer
 
@@ -142,10 +142,28 @@ def test_a_published_step_is_read_by_ranges_alone(made: Small, monkeypatch: pyte
     assert sum(counted.ranges.values()) == 3 * row and all(key.endswith(".arrow") for key in counted.ranges)
     shards = {f"mix/windows/{one.source}/train/{one.row // 16:05d}.leaves" for one in shown}
     index = {f"mix/{index_key(one.source, 'train', one.row // 16)}" for one in shown}
-    whole = {HEADER_KEY, part_key(11), "mix/manifest.json", "mix/tokenizer.json"}
-    assert set(counted.whole) == whole | shards | index
+    beside = {HEADER_KEY, part_key(11), "mix/manifest.json", "mix/tokenizer.json"}
+    assert counted.whole == {key: made.published.size(key) for key in beside | shards | index}  # each of them once
     assert max(counted.whole[key] for key in shards) <= 32 * 16
-    assert set(counted.whole.values()) == {made.published.size(key) for key in counted.whole}
+    whole_index = sum(made.published.size(key) for key in made.published.list("mix/docs/"))
+    assert len(index) == 2 and 5 * sum(counted.whole[key] for key in index) < whole_index  # 2 files of 11
+
+
+def test_one_window_takes_of_the_index_what_is_of_its_shard(tmp_path: Path) -> None:
+    """Of 22 shards one: 32 bytes of leaf for each of its windows, less than 10 of index for each of its documents."""
+    store = MemoryStore("usual")
+    path = write_jsonl(tmp_path / "usual.jsonl", [prose(i, 60) for i in range(1500)])
+    prepared(tmp_path, store, shard_windows=512, sources=[{"name": "usual", "files": [pin(path, kind="rows")]}])
+    counted = Counting(store)
+    stream = Stream.open(counted)
+    (shown,) = Questions(stream).window(700)
+    assert shown.row // 512 == 1 and len(stream.manifest.mix.sources[0].train.shards) == 22
+    leaves, index = "windows/usual/train/00001.leaves", index_key("usual", "train", 1)
+    assert set(counted.whole) == {"manifest.json", "tokenizer.json", leaves, index}
+    assert counted.ranges.total() == 2 * WIDTH and counted.whole[leaves] == 512 * 32
+    documents = len(pq.read_table(pa.BufferReader(store.read(index))))
+    assert counted.whole[index] < 1000 + 10 * documents
+    assert 20 * counted.whole[index] < sum(store.size(key) for key in store.list("docs/usual/train/"))
 
 
 def test_a_document_is_read_by_ranges_alone(made: Small, monkeypatch: pytest.MonkeyPatch) -> None:

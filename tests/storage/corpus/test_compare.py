@@ -14,6 +14,7 @@ from storage.corpus.compare_documents import first_other_document
 from storage.corpus.extract import Row
 from storage.corpus.index import Index
 from storage.corpus.made_with import MadeWith
+from storage.corpus.manifest import KEY as MANIFEST
 from storage.corpus.prepare import TOKENIZER
 from storage.corpus.tokens import train
 from storage.errors import Refused
@@ -199,7 +200,7 @@ def test_without_an_index_the_window_is_named(tmp_path: Path, monkeypatch: pytes
     """Its files gone, or a mix of before there was one for each shard."""
     recorded = made(tmp_path / "a")
     recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text(CALM, lambda text: text.replace("=", "~")))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text(CALM, lambda text: text.replace("=", "~")))
     rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
     said = found(recorded, rebuilt).what
     files = {key: file for key, file in recorded.manifest.files.items() if not key.startswith("docs/")}
@@ -221,9 +222,17 @@ def three_files(folder: Path, recorded: Stream, change: Callable[[str, int], str
             yield Row(row.member, row.position, row.text + change(name, row.position))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.corpus.documents.rows", rows)
+        patch.setattr("storage.corpus.read.rows", rows)
         sources = [{"name": "rows", "files": [pin(folder / name, kind="rows") for name in names]}]
         return made(folder, sources=sources, tokenizer=pinned(folder, recorded), held_out_windows=30)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stream, Stream]:
+    """(folder, a mix whose tokenizer all have, the mix of three files as it is without a fault)."""
+    folder = tmp_path_factory.mktemp("three")
+    plain = made(folder / "small")
+    return folder / "x", plain, three_files(folder / "x", plain)
 
 
 def documents(stream: Stream) -> dict[tuple[str, int], tuple[int, str]]:
@@ -249,10 +258,12 @@ def first_of(one: Stream, other: Stream) -> str:
         lambda name, row: "!" * (name == "c.jsonl"),
     ],
 )
-def test_the_first_document_among_many_that_differ(tmp_path: Path, change: Callable[[str, int], str]) -> None:
+def test_the_first_document_among_many_that_differ(
+    three: tuple[Path, Stream, Stream], change: Callable[[str, int], str]
+) -> None:
     """In the order of files and rows, not in that of the stream; one of another length before one that only moved."""
-    plain = made(tmp_path / "small")
-    one, other = three_files(tmp_path / "x", plain), three_files(tmp_path / "x", plain, change)
+    folder, plain, one = three
+    other = three_files(folder, plain, change)
     assert len(one.manifest.mix.sources[0].train.shards) > 10
     assert first_other_document(one, other, 0, tokens=True) == first_of(one, other)
     assert f"source rows, {first_of(one, other)}; " in found(one, other).what
@@ -261,26 +272,24 @@ def test_the_first_document_among_many_that_differ(tmp_path: Path, change: Calla
 
 
 def test_documents_that_moved_are_named_after_any_of_another_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three: tuple[Path, Stream, Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = made(tmp_path / "small")
-    one = three_files(tmp_path / "x", plain)
+    folder, plain, one = three
     monkeypatch.setattr("storage.corpus.documents.normalised", lambda text: text.upper())
-    moved = three_files(tmp_path / "x", plain)
-    both = three_files(tmp_path / "x", plain, lambda name, row: "!" * (name == "c.jsonl" and row == 31))
+    moved = three_files(folder, plain)
+    both = three_files(folder, plain, lambda name, row: "!" * (name == "c.jsonl" and row == 31))
     said = first_other_document(one, moved, 0, tokens=True)
     assert said == first_of(one, moved) and said.startswith("file a.jsonl")
     assert first_other_document(one, both, 0, tokens=True) == first_of(one, both)
     assert first_of(one, both).startswith("file c.jsonl, document 31: ")
 
 
-def test_shards_with_the_same_index_are_not_read(tmp_path: Path) -> None:
+def test_shards_with_the_same_index_are_not_read(three: tuple[Path, Stream, Stream]) -> None:
     """Of others, each is read once for the sums, and once for the documents of the file that differs."""
-    plain = made(tmp_path / "small")
-    one = three_files(tmp_path / "x", plain)
+    folder, plain, one = three
     late = max((d for d in Index(one, 0).named("train", "")), key=lambda d: d.number * (d.file == "b.jsonl"))
     change = lambda name, row: "!" * (name == late.file and row == late.position)  # noqa: E731
-    other = three_files(tmp_path / "x", plain, change)
+    other = three_files(folder, plain, change)
     counted = [Counting(stream.store) for stream in (one, other)]
     sides = [Stream(stream.manifest, store) for stream, store in zip((one, other), counted, strict=True)]
     assert first_other_document(*sides, 0, tokens=True) == first_of(one, other)
@@ -305,6 +314,25 @@ def test_the_versions_that_could_explain_it(tmp_path: Path, monkeypatch: pytest.
     recorded.store.delete(made_with.KEY)
     recorded.store.create(made_with.KEY, b"{}")
     assert found(recorded, rebuilt).cause.startswith("unknown: made-with.json")
+
+
+def test_a_mix_is_made_with_what_finished_it(tmp_path: Path) -> None:
+    """Not with what began it, of which nothing is taken up."""
+    store = MemoryStore(os.urandom(8).hex())
+    prepared(tmp_path, store)
+    for begun in (lambda: says(store, "0" * 64), lambda: store.delete(made_with.KEY), lambda: _damage(store)):
+        store.delete(MANIFEST)
+        begun()
+        prepared(tmp_path, store)
+        assert made_with.recorded(store) == made_with.here()
+    says(store, "0" * 64)
+    prepared(tmp_path, store)  # is finished
+    assert made_with.recorded(store) != made_with.here()
+
+
+def _damage(store: Store) -> None:
+    store.delete(made_with.KEY)
+    store.create(made_with.KEY, b"damaged")
 
 
 def test_a_rebuild_starts_empty_or_goes_on_with_its_own_parts(tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ MIDDLE, LAST = 2, -1
         (0, add("number", 1), "the mix has "),
         (MIDDLE, add("number", 1000), "the mix has "),
         (LAST, add("number", -1), "the mix has "),
+        (MIDDLE, lambda columns: columns.update(number=[*range(len(columns["number"]))]), "the mix has "),
         (MIDDLE, add("first_window", -1, 0), "with a first_window that does not follow"),
         (LAST, add("last_window", 1, -1), "with a last_window that does not follow"),
     ],
