@@ -10,7 +10,9 @@
     datatrove           the documents, taken out before, from Parquet → ids in its files; no shuffle
 
 All use one tokenizer.json, have the same cores and run in processes of their own, in turns; a ratio is the median of
-the rounds' own ratios. The peers' ids are compared with those in our windows. Prints Markdown, then one JSON line.
+the rounds' own ratios. The peers' ids are compared with those in our windows.
+
+Prints a report in Markdown, then one JSON line.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from tests.bench.corpus_input import Texts, compare, write_texts
 from tests.bench.cpu import _processor as processor
 from tests.bench.cpu import ratio
 
+CONTENDERS, RULES = (__doc__ or "").split("\n\n")[2:4]  # which a report says, too
 PEERS = PROJECT / "runs" / "peers"  # their environment
 HERE = Path(__file__).resolve().parent
 PINS, PEER = HERE / "corpus_peers.txt", HERE / "corpus_peers.py"
@@ -150,6 +153,7 @@ def report(race: Race, rounds: int, compared: dict[str, int], least: dict[str, f
     print(f"{', '.join(f'{name} {number}' for name, number in versions.items())}.\n")
     print(f"`python -m tests.bench.corpus --recipe {race.recipe} --rounds {rounds}`: {size:,} bytes of text in")
     print(f"{count:,} documents, {tokens:,} tokens with those that end a text.\n")
+    print(f"{CONTENDERS}\n\n{RULES}\n")
     print("| | s, median (each) | process, s | MB/s | tokens/s | ours is faster, times |\n|---|---|---|---|---|---|")
     rows = [_row(race, name, size, tokens) for name in NAMES]
     moved = (("read", "read_bytes"), ("write", "written_bytes"), ("digest", "written_bytes"))
@@ -179,7 +183,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=("throughput", "access"), default="throughput")
-    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--recipe", default="four_kinds")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=PROJECT / "runs" / "bench-corpus")

@@ -50,7 +50,7 @@ def documents(spec: MixSpec) -> Iterator[tuple[Address, str]]:
     met: set[str] = set()
     for source in spec.sources:
         for pin in pinned_files(source):
-            for row in rows(pin.name, read_pinned(pin, CACHE), pin.extract):
+            for row in rows(pin.name, read_pinned(pin, CACHE), pin.extract, CACHE):
                 if row.text is None or row.text in met:
                     continue
                 if spec.duplicates == "drop":
