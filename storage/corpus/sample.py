@@ -34,7 +34,10 @@ class Train:
 
     def _texts(self) -> Iterator[str]:
         for part, rows in self.rows:
-            for chunk in self.parts.table(part)["text"].take(pa.array(rows)).chunks:
+            texts = self.parts.table(part)["text"]
+            chosen = np.zeros(len(texts), dtype=bool)
+            chosen[rows] = True
+            for chunk in texts.filter(pa.array(chosen)).chunks:  # `take` fails on a file of over 2 GiB
                 yield from chunk.to_pylist()
 
 
