@@ -71,7 +71,7 @@ class Encode:
     def __call__(self) -> None:
         """Raises what `Tokens.encode` does."""
         found = [(piece, piece.rows, self.parts.table(piece.part)) for piece in self.pieces]
-        tables = [_rows(table, piece, rows) for piece, rows, table in found]
+        tables = [_rows(table, piece) for piece, _, table in found]
         numbers = np.concatenate([piece.first + np.arange(len(rows)) for piece, rows, _ in found])
         place = places(self.seed, self.source, self.count, numbers)
         encoded = self.tokens.open().encode(_texts(tables))
@@ -80,7 +80,7 @@ class Encode:
         columns = {
             "place": pa.array(place),
             "file": pa.array(np.repeat([p.file for p, _, _ in found], [len(rows) for _, rows, _ in found]), pa.int32()),
-            "member": texts["member"].combine_chunks(),
+            "member": texts["member"].cast(pa.large_string()).combine_chunks(),  # of many small files: over 2 GiB
             "position": texts["position"].combine_chunks(),
             "row": pa.array(np.concatenate([rows for _, rows, _ in found])),
             "held": texts["held"].combine_chunks().cast(DIGEST),
@@ -90,9 +90,12 @@ class Encode:
         self.parts.write(self.name, {"documents": len(place)}, run.to_batches(), self._made_from)
 
 
-def _rows(table: pa.Table, piece: Piece, rows: np.ndarray) -> pa.Table:
+def _rows(table: pa.Table, piece: Piece) -> pa.Table:
+    """The piece's rows; by a mask, since `take` joins all chunks of a column, which 2 GiB of text do not allow."""
     part = table.slice(piece.start, piece.stop - piece.start)
-    return part.take(pa.array(rows - piece.start)) if len(piece.dropped) else part
+    kept = np.ones(len(part), dtype=bool)
+    kept[piece.dropped - piece.start] = False
+    return part if kept.all() else part.filter(pa.array(kept))
 
 
 def _texts(tables: list[pa.Table]) -> Iterator[str]:

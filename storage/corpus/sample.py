@@ -34,11 +34,11 @@ class Train:
 
     def _texts(self) -> Iterator[str]:
         for part, rows in self.rows:
-            start = 0
-            for batch in self.parts.table(part).to_batches():  # one take of all would join 2 GiB of text, and overflow
-                low, high = np.searchsorted(rows, [start, start + len(batch)])
-                yield from batch["text"].take(pa.array(rows[low:high] - start)).to_pylist()
-                start += len(batch)
+            texts = self.parts.table(part)["text"]
+            chosen = np.zeros(len(texts), dtype=bool)
+            chosen[rows] = True
+            for chunk in texts.filter(pa.array(chosen)).chunks:  # `take` fails on a file of over 2 GiB
+                yield from chunk.to_pylist()
 
 
 def sample(parts: Parts, spec: TrainTokenizer, seed: int, sources: Sequence[Numbered]) -> Train:

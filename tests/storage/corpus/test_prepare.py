@@ -357,6 +357,17 @@ def test_too_small_a_corpus_is_one_clear_error_and_nothing_is_written(tmp_path: 
     assert error.value.next_step and target.list() == []
 
 
+def test_too_small_a_source_is_told_even_if_texts_of_it_are_held_out_elsewhere(tmp_path: Path) -> None:
+    many = write_jsonl(tmp_path / "many.jsonl", texts := [prose(i, 5 + i % 40) for i in range(120)])
+    few = write_jsonl(tmp_path / "few.jsonl", texts[:8])
+    sources = [{"name": path.stem, "files": [pin(path, kind="rows")]} for path in (many, few)]
+    spec = small(tmp_path / "s", sources=sources, block=None, proportions={"many": 3, "few": 1})
+    target = store()
+    with pytest.raises(InputFault, match=r"source few has \d+ tokens in 8 documents: too few for 20 held-out windows"):
+        prepare(spec, tmp_path, target)
+    assert target.list() == []
+
+
 def test_a_block_too_small_for_a_source(tmp_path: Path) -> None:
     target = store()
     with pytest.raises(UsageError, match="none of a block of 1"):
