@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import random
 import threading
 import time
@@ -261,14 +262,23 @@ def test_a_cache_that_may_not_be_written(server: FileServer, tmp_path: Path) -> 
         read(tmp_path / "file", ALL)
 
 
-def test_two_readers_of_one_cache(server: FileServer, tmp_path: Path) -> None:
-    found: list[list[Row]] = []
-    threads = [threading.Thread(target=lambda: found.append(read(tmp_path, ALL))) for _ in range(3)]
+def test_readers_of_one_cache(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keep the same blob at the same moment: each has written its own before the first gets its name."""
+    written, replace, found = threading.Barrier(3), os.replace, []
+
+    def together(part: Path, path: Path) -> None:
+        written.wait(20)
+        replace(part, path)
+
+    monkeypatch.setattr(blobs.os, "replace", together)
+    one = lines(record(TEXTS[0]))
+    threads = [threading.Thread(target=lambda: found.append(read(tmp_path, one))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected(TEXTS)] * 3
+    assert found == [expected(TEXTS[:1])] * 3
+    assert [path.name for path in (tmp_path / "blobs").glob("*/*")] == [sha1(TEXTS[0].encode())]
 
 
 def test_a_source_of_blobs(server: FileServer, tmp_path: Path) -> None:
