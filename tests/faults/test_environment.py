@@ -67,12 +67,20 @@ def test_a_compiler_that_is_switched_off_is_refused() -> None:
     assert done.returncode == 1 and "MachineFault: backend cpu fails" in done.stderr
 
 
+FETCHES = {
+    "storage/corpus/hub.py",  # the mirror from which pinned files come
+    "storage/corpus/packages.py",  # the language in which a package manager says what went wrong
+    "storage/corpus/pool.py",  # sets how many threads an encoder takes
+}
+
+
 def test_nothing_that_computes_reads_the_environment() -> None:
     """A variable that is read is an input of the function; everything else that is, is in the spec."""
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in ("kernels", "model", "storage")
         for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.relative_to(ROOT).as_posix() not in FETCHES
         for line in reads(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not found, "\n".join(found)
