@@ -199,7 +199,7 @@ def test_without_an_index_the_window_is_named(tmp_path: Path, monkeypatch: pytes
     """Its files gone, or a mix of before there was one for each shard."""
     recorded = made(tmp_path / "a")
     recorded = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
-    monkeypatch.setattr("storage.corpus.documents.rows", with_text(CALM, lambda text: text.replace("=", "~")))
+    monkeypatch.setattr("storage.corpus.read.rows", with_text(CALM, lambda text: text.replace("=", "~")))
     rebuilt = made(tmp_path / "a", tokenizer=pinned(tmp_path, recorded))
     said = found(recorded, rebuilt).what
     files = {key: file for key, file in recorded.manifest.files.items() if not key.startswith("docs/")}
@@ -221,7 +221,7 @@ def three_files(folder: Path, recorded: Stream, change: Callable[[str, int], str
             yield Row(row.member, row.position, row.text + change(name, row.position))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.corpus.documents.rows", rows)
+        patch.setattr("storage.corpus.read.rows", rows)
         sources = [{"name": "rows", "files": [pin(folder / name, kind="rows") for name in names]}]
         return made(folder, sources=sources, tokenizer=pinned(folder, recorded), held_out_windows=30)
 
