@@ -56,7 +56,7 @@ def _first(sides: list["_Side"], file: str, tokens: bool) -> str:
             connection.register(name, side.of_file(file))
         ((member, position, *each),) = connection.execute(_OTHER, [tokens]).fetchall()
     said = [f"{count} tokens ({part})" if part else "absent" for part, count in zip(each[::2], each[1::2], strict=True)]
-    return f"file {file}, {member} document {position}: {said[0]} and {said[1]}".replace(",  ", ", ")
+    return f"file {file}, {f'{member} ' if member else ''}document {position}: {said[0]} and {said[1]}"
 
 
 class _Side:

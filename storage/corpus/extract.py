@@ -33,18 +33,19 @@ def rows(name: str, data: bytes, how: Extract, cache: Path) -> Iterator[Row]:
         "text": _text, "botocore": _botocore, "factbook": _factbook, "wordnet": _wordnet, "metamath": _metamath,
         "rows": table_rows, "software_heritage": partial(blob_rows, cache=cache),
     }  # fmt: skip
-    return (_checked(row) for row in extractors[how.kind](name, data, how))
+    return (_checked(name, row) for row in extractors[how.kind](name, data, how))
 
 
-def _checked(row: Row) -> Row:
+def _checked(name: str, row: Row) -> Row:
     if row.text is None:
         return row
     if not row.text.strip():
         return row._replace(text=None, reason="empty")
     try:
-        row.text.encode()
+        size = len(row.text.encode())
     except UnicodeEncodeError:  # a lone surrogate out of a JSON escape
         return row._replace(text=None, reason="undecodable")
+    check_size(f"text {row.position} of {row.member or name}", size, MAX_MEMBER)
     return row
 
 

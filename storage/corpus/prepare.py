@@ -70,8 +70,9 @@ def prepare(
 
     run: carries out jobs, on so many `workers`; sort_bytes: what one of them may hold in memory to sort. Neither is an
     input of the result. Raises InputFault (a file differs from its pin, a source is empty or too small, the store holds
-    another mix), Refused (a source that is pinned but cannot be fetched, or another process prepares this mix),
-    StorageError.
+    another mix), UsageError (a filter or column that the rows do not have, too small a block), Refused (a source
+    without pins, or another process prepares this mix), MachineFault (two tokenizer libraries disagree, a piece
+    vanished), VerbatimError (no network, a lost worker), StorageError.
     """
     if finished := _finished(spec, store, progress):
         return finished
@@ -164,7 +165,7 @@ class _Preparation:
         if isinstance(chosen, PinnedTokenizer):
             data = read_pinned(chosen, self.cache)
             part = TokensPart(self.parts, object_digest(data), chosen.end_of_text)
-            Tokens(data, part.digest, part.end_of_text)  # is one
+            Tokens(data, part.digest, part.end_of_text)  # InputFault unless it is one
             self.parts.write(TOKENIZER_PART, {"json": data.decode()})
             return part
         self._do("tokenizer", [sample(self.parts, chosen, self.spec.seed, sources)])

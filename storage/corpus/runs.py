@@ -21,8 +21,9 @@ from storage.corpus.parts import Parts
 from storage.corpus.read import DIGEST
 from storage.corpus.tokens import TokensPart
 
-SHARE = 4  # a run's texts, ids and their sorted copy fit into the budget together
 MOST = 1 << 30  # bytes of text: Arrow joins no texts of 2 GiB and more
+SHARE = 4  # of the budget for a run's text: its ids are held twice; beside it the encoder takes about 100 MB
+TOGETHER = 2048  # documents that are put in order at a time: to take lists, Arrow needs 8 bytes for each of their items
 LEAST = 4 << 20  # bytes of text: below that a run is not worth its files
 
 
@@ -86,8 +87,14 @@ class Encode:
             "held": texts["held"].combine_chunks().cast(DIGEST),
             "ids": ids,
         }
-        run = pa.table(columns).take(pa.array(np.argsort(place))).combine_chunks()
-        self.parts.write(self.name, {"documents": len(place)}, run.to_batches(), self._made_from)
+        ordered = in_order(pa.table(columns), np.argsort(place))
+        self.parts.write(self.name, {"documents": len(place)}, ordered, self._made_from)
+
+
+def in_order(table: pa.Table, order: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Rows `order` (int64) of a table whose columns have one chunk each, some documents at a time."""
+    for start in range(0, len(order), TOGETHER):
+        yield from table.take(pa.array(order[start : start + TOGETHER])).to_batches()
 
 
 def _rows(table: pa.Table, piece: Piece) -> pa.Table:

@@ -1,7 +1,8 @@
 """Stage "write": one shard of windows out of the sorted runs, with its leaves and its index, created in the store.
 
 This is the second half of the external sort: of every run the stretch of places is taken in which the shard's documents
-lie, and the stretches are merged. A worker holds two copies of one shard.
+lie, and the stretches are merged. A worker holds up to five copies of one shard: three of its documents' ids in Arrow's
+memory while they are put in order, then its windows as a file, twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from storage.corpus.layout import Stream
 from storage.corpus.manifest import Shard, StoredFile, stored
 from storage.corpus.parts import Parts
 from storage.corpus.read import texts_name
+from storage.corpus.runs import in_order
 from storage.corpus.spec import MixSpec
 from storage.corpus.tokens import TokensPart
 from storage.store import Store, create_same
@@ -95,14 +97,17 @@ class Write:
 
     def _documents(self) -> pa.Table:
         """The documents in order, in one chunk."""
-        found = []
+        table = pa.concat_tables(self._stretches()).combine_chunks()
+        ordered = in_order(table, np.argsort(table["place"].to_numpy()))
+        return pa.Table.from_batches(list(ordered)).combine_chunks()
+
+    def _stretches(self) -> Iterator[pa.Table]:
+        """Of each run the documents that are the shard's."""
         for name, digest in self.parts.about(runs_name(self.source))["runs"]:
             run, places = mapped(self.parts, name, digest)
             low, high = np.searchsorted(places, [self.low, self.high]).tolist()
             mine = np.isin(places[low:high], self.held, assume_unique=True, invert=self.part == "train")
-            found.append(run.slice(low, high - low).filter(pa.array(mine)))
-        table = pa.concat_tables(found)
-        return table.take(pa.array(np.argsort(table["place"].to_numpy()))).combine_chunks()
+            yield run.slice(low, high - low).filter(pa.array(mine))
 
     def _index(self, table: pa.Table, ends: np.ndarray) -> pa.Table:
         first = np.concatenate([[self.first_token], ends[:-1]])

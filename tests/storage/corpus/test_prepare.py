@@ -214,6 +214,13 @@ def test_the_sort_budget_decides_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(made) >= {1: 160, 4000: 20, 50_000: 2}[sort_bytes]
 
 
+def test_how_many_documents_are_put_in_order_at_a_time_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.corpus.runs.TOGETHER", 7)
+    assert prepared(tmp_path, store())[1].root == FROZEN_ROOT
+
+
 @pytest.mark.parametrize("workers", [2, 5])
 def test_the_number_of_workers_decides_nothing(tmp_path: Path, workers: int) -> None:
     whole, target = store(), LocalStore(tmp_path / "mix")

@@ -157,6 +157,7 @@ UNFIT: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda file: file.update(padding=PADDING), "fills texts up with padding"),
     (lambda file: file["model"].update(dropout=0.5), "draws at random which merges it skips"),
     (lambda file: file["added_tokens"].append(BEYOND), "gives '<code>' the id 70000, as which the defining library"),
+    (lambda file: file["model"]["vocab"].update({"xy": 70_000}), "cannot be loaded"),  # else uint16 for 258 ids
 ]
 
 
