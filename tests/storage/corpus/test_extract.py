@@ -276,6 +276,6 @@ def test_json_nested_without_end_is_malformed(tmp_path: Path, kind: str) -> None
 def test_no_text_is_larger_than_offsets_of_32_bits_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whatever kind its file is: a plain file and a row of Parquet have no other limit."""
     monkeypatch.setattr("storage.corpus.extract.MAX_MEMBER", 4)
-    assert [row.text for row in rows("a.txt", "éé".encode(), Text())] == ["éé"]
+    assert [row.text for row in extracted("a.txt", "éé".encode(), Text())] == ["éé"]
     with pytest.raises(InputFault, match=r"text 0 of a\.txt unpacks to 5 bytes or more, at most 4"):
-        list(rows("a.txt", "ééa".encode(), Text()))
+        list(extracted("a.txt", "ééa".encode(), Text()))
