@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of listings and kills")
     parser.add_argument("--folder", type=Path, default=PROJECT / "runs" / "corpus")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
     recipe = asked.recipe or ("demo" if asked.form == "short" else "four_kinds")
     for file in (file for source in recipes.load(recipe).mix.sources for file in pinned_files(source)):
         read_pinned(file, CACHE)  # so that no variant fetches

@@ -147,14 +147,19 @@ class Scene:
 
     def __init__(self, recipe: str, folder: Path, variant: Variant, draw: random.Random) -> None:
         self.recipe, self.folder, self.variant, self.draw = recipe, folder, variant, draw
+        self._child: Child | None = None
 
     def go(self, stages: dict[str, float]) -> Outcome:
         """Prepare, with the kills that the variant has. stages: what an undisturbed call took, for their moments."""
-        for _ in range(TRIES):
-            self._empty()
-            kills: list[str] = []
-            if self._killed(stages, kills):
-                return self._to_the_end(tuple(kills))
+        try:
+            for _ in range(TRIES):
+                self._empty()
+                kills: list[str] = []
+                if self._killed(stages, kills):
+                    return self._to_the_end(tuple(kills))
+        finally:
+            if self._child and self._child.process.poll() is None:  # the tester was asked to stop
+                self._child.kill()
         raise AssertionError(f"{TRIES} preparations ended before all kills of {self.variant.name!r} had landed")
 
     def _empty(self) -> None:
@@ -195,7 +200,8 @@ class Scene:
         return f"{victim} killed (exit code {child.process.returncode})"
 
     def _start(self) -> Child:
-        return Child(self.recipe, self.folder, self.variant)
+        self._child = Child(self.recipe, self.folder, self.variant)
+        return self._child
 
     def _to_the_end(self, kills: tuple[str, ...]) -> Outcome:
         child = self._start()
