@@ -17,7 +17,7 @@ from typing import Any
 
 from storage.corpus.archive import BROKEN, inflated, members
 from storage.corpus.blobs import blob_rows
-from storage.corpus.row import MAX_MEMBER, Row
+from storage.corpus.row import MAX_MEMBER, Row, check_size
 from storage.corpus.spec import Botocore, Extract, Factbook, Metamath, Text, WordNet
 from storage.corpus.table import table_rows
 
