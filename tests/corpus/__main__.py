@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ def full(seed: int, locale: dict[str, str]) -> list[Variant]:
         Variant("folders list in drawn orders", variables={"CORPUS_SHUFFLE": str(seed)}),
         Variant("locale C and ASCII, timezone 11:30 west", variables=ASCII),
         Variant("PYTHONHASHSEED 1", variables={"PYTHONHASHSEED": "1"}),
+        Variant("sort budget 1 MB", sort_mb=1),  # of the others the workers alone decide how many runs there are
         Variant("sort budget 64 MB", sort_mb=64),
         Variant("sort budget 2 GB", sort_mb=2048),
         *KILLS,
@@ -66,7 +68,7 @@ def full(seed: int, locale: dict[str, str]) -> list[Variant]:
 def short(seed: int, locale: dict[str, str]) -> list[Variant]:
     """Everything else at once, and the kills of everything."""
     other = {**(locale or ASCII), "PYTHONHASHSEED": "1", "CORPUS_SHUFFLE": str(seed)}
-    every = Variant("5 workers, 64 MB, all else other", workers=5, sort_mb=64, variables=other)
+    every = Variant("5 workers, 1 MB, all else other", workers=5, sort_mb=1, variables=other)
     return [Variant("2 workers"), every, *KILLS[:2]]
 
 
@@ -84,7 +86,8 @@ def say(line: str) -> None:
 
 def go(recipe: str, folder: Path, variants: list[Variant], draw: random.Random) -> bool:
     """Prepare every variant; the table. Whether all are the same."""
-    print("| variant | s | memory of all processes, MB | mix root | objects that differ |\n|---|---|---|---|---|")
+    print("| variant | s | memory of all processes, MB | sorted runs | mix root | objects that differ |")
+    print("|---|---|---|---|---|---|")
     base: Outcome | None = None
     stages: dict[int, dict[str, float]] = {}  # by workers
     same, told, began = True, [], time.monotonic()
@@ -94,8 +97,8 @@ def go(recipe: str, folder: Path, variants: list[Variant], draw: random.Random) 
         stages.setdefault(variant.workers, found.stages)
         differs = differences(base, found)
         same = same and not differs
-        row = f"{variant.name} | {found.seconds:.1f} | {found.memory / 1e6:,.0f} | {found.root[:16]} | {len(differs)}"
-        print(f"| {row} |", flush=True)
+        figures = f"{found.seconds:.1f} | {found.memory / 1e6:,.0f} | {max(found.runs, 0)}"
+        print(f"| {variant.name} | {figures} | {found.root[:16]} | {len(differs)} |", flush=True)
         told += [f"{variant.name}: {kill}" for kill in found.kills]
         told += [f"{variant.name}: {what} differs" for what in differs[:10]]
         left = (time.monotonic() - began) / (number + 1) * (len(variants) - number - 1)
@@ -113,6 +116,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of listings and kills")
     parser.add_argument("--folder", type=Path, default=PROJECT / "runs" / "corpus")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop"))
     recipe = asked.recipe or ("demo" if asked.form == "short" else "four_kinds")
     for file in (file for source in recipes.load(recipe).mix.sources for file in pinned_files(source)):
         read_pinned(file, CACHE)  # so that no variant fetches

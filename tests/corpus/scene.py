@@ -26,7 +26,7 @@ PATH = os.pathsep.join((str(INSIDE), str(ROOT)))
 PLAIN = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "PYTHONPATH": PATH}
 TICK, GONE, STUCK = 0.2, 60.0, 120.0  # seconds: between two looks; for processes to end; without an end after a kill
 TRIES = 8  # where kills came too late
-FETCH = "fetch"  # the stage in which nothing is done: all is in the cache
+FETCH, ENCODE = "fetch", "encode"  # stages: nothing is fetched, since all is in the cache; each job of it is a run
 
 Victim = Literal["everything", "one worker", "the director"]
 
@@ -44,12 +44,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the last call. objects: digests by key; stages: seconds of each; memory: of all processes together, bytes."""
+    """Of the last call. objects: digests by key; stages: seconds of each; memory: of all processes together, bytes;
+    runs: how many sorted runs of texts it made."""
 
     root: str
     objects: dict[str, str]
     stages: dict[str, float]
     memory: int
+    runs: int = 0
     kills: tuple[str, ...] = ()
 
     @property
@@ -66,7 +68,7 @@ class Child:
         command += [str(variant.workers), str(variant.sort_mb)]
         self.log, self.at, self.root = folder / "log.txt", "", ""
         self.begun: dict[str, float] = {}  # when each stage was
-        self.memory, self._seen = 0, set[int]()
+        self.memory, self.runs, self._seen = 0, -1, set[int]()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -87,7 +89,9 @@ class Child:
             word, _, rest = line.strip().partition(" ")
             if word == "at":
                 self.at = rest
-                self.begun.setdefault(rest.rsplit(" ", 2)[0], time.monotonic())
+                stage = rest.rsplit(" ", 2)[0]
+                self.begun.setdefault(stage, time.monotonic())
+                self.runs += stage == ENCODE  # told at its beginning, and of each run
             elif word == "root":
                 self.root = rest
 
@@ -143,14 +147,19 @@ class Scene:
 
     def __init__(self, recipe: str, folder: Path, variant: Variant, draw: random.Random) -> None:
         self.recipe, self.folder, self.variant, self.draw = recipe, folder, variant, draw
+        self._child: Child | None = None
 
     def go(self, stages: dict[str, float]) -> Outcome:
         """Prepare, with the kills that the variant has. stages: what an undisturbed call took, for their moments."""
-        for _ in range(TRIES):
-            self._empty()
-            kills: list[str] = []
-            if self._killed(stages, kills):
-                return self._to_the_end(tuple(kills))
+        try:
+            for _ in range(TRIES):
+                self._empty()
+                kills: list[str] = []
+                if self._killed(stages, kills):
+                    return self._to_the_end(tuple(kills))
+        finally:
+            if self._child and self._child.process.poll() is None:  # the tester was asked to stop
+                self._child.kill()
         raise AssertionError(f"{TRIES} preparations ended before all kills of {self.variant.name!r} had landed")
 
     def _empty(self) -> None:
@@ -191,7 +200,8 @@ class Scene:
         return f"{victim} killed (exit code {child.process.returncode})"
 
     def _start(self) -> Child:
-        return Child(self.recipe, self.folder, self.variant)
+        self._child = Child(self.recipe, self.folder, self.variant)
+        return self._child
 
     def _to_the_end(self, kills: tuple[str, ...]) -> Outcome:
         child = self._start()
@@ -204,4 +214,4 @@ class Scene:
         assert not left, f"{left} are left in the cache, though the mix is finished"
         store = LocalStore(self.folder / "mix")
         objects = {key: object_digest(store.read(key)) for key in store.list()}
-        return Outcome(child.root, objects, stages, child.memory, kills)
+        return Outcome(child.root, objects, stages, child.memory, child.runs, kills)
