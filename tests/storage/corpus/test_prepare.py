@@ -357,6 +357,26 @@ def test_too_small_a_corpus_is_one_clear_error_and_nothing_is_written(tmp_path: 
     assert error.value.next_step and target.list() == []
 
 
+@pytest.mark.parametrize("held_out_windows", [50, 100, 600])
+def test_texts_that_another_source_holds_out_do_not_make_up_for_too_few(tmp_path: Path, held_out_windows: int) -> None:
+    shared = [prose(i, 20) for i in range(20)]
+    few = write_jsonl(tmp_path / "few.jsonl", shared)
+    many = write_jsonl(tmp_path / "many.jsonl", shared + [prose(900 + i, 30) for i in range(300)])
+    sources = [{"name": n, "files": [pin(p, kind="rows")]} for n, p in (("few", few), ("many", many))]
+    target = store()
+    with pytest.raises(InputFault, match=f"too few for {held_out_windows} held-out windows"):
+        prepare(small(tmp_path / "s", sources=sources, held_out_windows=held_out_windows), tmp_path, target)
+    assert target.list() == []
+
+
+def test_a_store_in_memory_is_of_one_process(tmp_path: Path) -> None:
+    """Each worker would fill a copy of its own, and the manifest list what is nowhere."""
+    spec, target = small(tmp_path), store()
+    with pytest.raises(UsageError, match="is in the memory of one process") as error, processes(2) as run:
+        prepare(spec, tmp_path, target, run=run, workers=2)
+    assert error.value.next_step and KEY not in target.list()
+
+
 def test_a_block_too_small_for_a_source(tmp_path: Path) -> None:
     target = store()
     with pytest.raises(UsageError, match="none of a block of 1"):
