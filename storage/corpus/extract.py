@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size
+from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size, nested
 from storage.corpus.spec import Botocore, Factbook, Rows, SoftwareHeritage, Text
 from storage.corpus.table import table_rows
 from storage.errors import InputFault, Refused
@@ -66,9 +66,9 @@ def _botocore(name: str, data: bytes, how: Botocore) -> Iterator[Row]:
             yield Row(member, 0, None, "not selected")
             continue
         try:
-            service = json.loads(_inflated(content(), f"{name}: {member}", MAX_MEMBER))
+            service = _parsed(_inflated(content(), f"{name}: {member}", MAX_MEMBER))
             texts = [plain(service.get("documentation", "")), *_operations(service)]
-        except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError, RecursionError):
+        except (ValueError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError):
             yield Row(member, 0, None, "malformed")
             continue
         for position, text in enumerate(texts):
@@ -90,11 +90,17 @@ def _factbook(name: str, data: bytes, how: Factbook) -> Iterator[Row]:
             yield Row(member, position, None, "not selected")
             continue
         try:
-            fields = list(_fields(json.loads(content()), ()))
-        except (ValueError, RecursionError):
+            fields = list(_fields(_parsed(content()), ()))
+        except ValueError:
             yield Row(member, position, None, "malformed")
             continue
         yield Row(member, position, "\n".join(f"{heading}: {plain(text)}" for heading, text in fields))
+
+
+def _parsed(data: bytes) -> Any:
+    if nested(data):
+        raise ValueError("nested too deep")
+    return json.loads(data)
 
 
 def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -125,7 +131,7 @@ def _members(name: str, data: bytes) -> Iterator[tuple[str, int, Callable[[], by
             stream.seek(0)
             with tarfile.open(fileobj=io.BytesIO(_inflated(data, name, MAX_ARCHIVE))) as tar:
                 files = [member for member in tar.getmembers() if member.isfile()]
-                yield from _in_order([(file.name, partial(_tar_read, name, tar, file)) for file in files])
+                yield from _in_order([(_utf8(file.name), partial(_tar_read, name, tar, file)) for file in files])
             return
     yield name, 0, lambda: data
 
@@ -168,6 +174,11 @@ def _tar_read(name: str, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes
         check_size(f"{name}: {member.name}", member.size, MAX_MEMBER)
         content = tar.extractfile(member)
         return content.read() if content else b""
+
+
+def _utf8(name: str) -> str:
+    """The name with each byte that is not UTF-8 written out: caf\\udce9."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _in_order(found: list[tuple[str, Callable[[], bytes]]]) -> Iterator[tuple[str, int, Callable[[], bytes]]]:

@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import tarfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from storage.corpus.extract import Row, plain, rows
 from storage.corpus.spec import Botocore, Factbook, SourceSpec, Text
 from storage.errors import InputFault
 from storage.store import MemoryStore
-from tests.storage.corpus.mixes import collect, pin, prepared, write_tar, write_zip
+from tests.storage.corpus.mixes import collect, pin, prepared, prose, write_tar, write_zip
 
 
 def source(*files: dict[str, object]) -> SourceSpec:
@@ -207,3 +208,16 @@ def test_json_nested_without_end_is_malformed(tmp_path: Path, kind: str) -> None
     name = {"botocore": "a/service-2.json.gz", "factbook": "a.json"}[kind]
     path = write_zip(tmp_path / "deep.zip", {name: gzip.compress(deep) if kind == "botocore" else deep})
     assert collect(source(pin(path, kind=kind)), tmp_path) == ([], {"malformed": 1})
+
+
+def test_a_member_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    """Old archives name files in Latin-1: such a byte is written out, and the name is a name like any other."""
+    path = tmp_path / "latin.tar"
+    with tarfile.open(path, "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as tar:
+        for i in range(60):
+            info = tarfile.TarInfo(f"caf\xe9{i:02d}.txt")
+            info.size = len(data := prose(i, 40).encode())
+            tar.addfile(info, io.BytesIO(data))
+    assert [row.member for row in rows("a", path.read_bytes(), Text())][:1] == ["caf\\udce900.txt"]
+    sources = [{"name": "texts", "files": [pin(path)]}]
+    prepared(tmp_path, MemoryStore(str(tmp_path)), sources=sources, held_out_windows=5)
