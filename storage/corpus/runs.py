@@ -18,7 +18,7 @@ import pyarrow as pa
 from storage.corpus.documents import places
 from storage.corpus.numbering import Numbered, lengths
 from storage.corpus.parts import Parts
-from storage.corpus.read import DIGEST
+from storage.corpus.read import DIGEST, taken
 from storage.corpus.tokens import TokensPart
 
 SHARE = 4  # a run's texts, ids and their sorted copy fit into the budget together
@@ -91,7 +91,7 @@ class Encode:
 
 def _rows(table: pa.Table, piece: Piece, rows: np.ndarray) -> pa.Table:
     part = table.slice(piece.start, piece.stop - piece.start)
-    return part.take(pa.array(rows - piece.start)) if len(piece.dropped) else part
+    return taken(part, rows - piece.start) if len(piece.dropped) else part
 
 
 def _texts(tables: list[pa.Table]) -> Iterator[str]:
