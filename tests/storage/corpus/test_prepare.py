@@ -1,9 +1,7 @@
 """Preparing a mix: the same bytes whatever the order, place, time zone or hash seed; whole or not at all."""
 
-import fcntl
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +19,8 @@ from kernels import canonical
 from storage.corpus import made_with, numbering
 from storage.corpus.manifest import KEY, Manifest, mix_root, read_manifest
 from storage.corpus.numbering import digests
-from storage.corpus.parts import Parts
 from storage.corpus.pool import Done, processes, serially
 from storage.corpus.prepare import prepare
-from storage.corpus.read import taken
 from storage.corpus.spec import MixSpec
 from storage.errors import InputFault, Refused, StorageError, UsageError, VerbatimError
 from storage.store import LocalStore, MemoryStore
@@ -204,46 +200,6 @@ def test_of_two_that_prepare_one_mix_the_second_is_refused(tmp_path: Path) -> No
             prepare(spec, tmp_path, target)
 
     prepare(spec, tmp_path, target, again)
-
-
-def test_a_claim_on_what_another_process_has_just_removed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It opened the lock while the other had it; the lock it gets now keeps nobody away."""
-    spec, target = small(tmp_path), store()
-
-    def late(file: int, how: int) -> None:
-        shutil.rmtree(next(tmp_path.glob("parts-*")))
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(Refused, match="or has just finished it"):
-        prepare(spec, tmp_path, target)
-
-
-def test_what_a_finished_call_had_no_time_to_remove_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, target = small(tmp_path), store()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Parts, "remove", interrupt)
-        prepare(spec, tmp_path, target)
-    assert KEY in target.list() and list(tmp_path.glob("parts-*"))
-    prepare(spec, tmp_path, target)
-    assert not list(tmp_path.glob("parts-*"))
-
-
-def interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def test_rows_are_taken_out_of_more_text_than_one_array_holds() -> None:
-    """A file of a data set may hold 4 GiB of text; to join its batches first is an error of Arrow's from 2 GiB on."""
-    batch = pa.table({"text": ["x" * (8 << 20), "y"]})
-    table = pa.concat_tables([batch] * 300)
-    assert table.nbytes > 2**31
-    found = taken(table, np.array([1, 300, 599]))["text"]
-    assert [text[:2] for text in found.to_pylist()] == ["y", "xx", "y"] and len(found[1].as_py()) == 8 << 20
-    assert taken(table, np.empty(0, np.int64)).num_rows == 0
 
 
 def test_duplicates_are_looked_for_in_one_file_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
