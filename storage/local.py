@@ -44,12 +44,12 @@ class LocalStore:
 
     def create(self, key: str, data: Data) -> bool:
         with self._errors(key), self._folder(key, make=True) as (folder, name):
-            if _exists(folder, name):
-                os.fsync(folder)  # whoever created it may not have got this far
-                return False
             if (parent := key.rpartition("/")[0]) not in self._swept:
                 _sweep(folder)
                 self._swept.add(parent)
+            if _exists(folder, name):
+                os.fsync(folder)  # whoever created it may not have got this far
+                return False
             return _link_new(folder, name, data)
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:

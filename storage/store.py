@@ -12,7 +12,7 @@ race by `create`, and exactly one of them is told True.
 
 import threading
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NoReturn, Protocol
 from urllib.parse import unquote, urlparse
 
 from storage.errors import InputFault, UsageError
@@ -112,6 +112,12 @@ class MemoryStore:
         self.uri = f"memory://{name}"
         with self._lock:
             self._objects = self._all.setdefault(name, {})
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            f"{self.uri} is in the memory of one process; another would write to a copy",
+            next_step="use a folder, or one process",
+        )
 
     def create(self, key: str, data: Data) -> bool:
         check_key(key)

@@ -17,7 +17,7 @@ from typing import Any
 
 from storage.corpus.archive import BROKEN, inflated, members
 from storage.corpus.blobs import blob_rows
-from storage.corpus.row import MAX_MEMBER, Row, check_size
+from storage.corpus.row import MAX_MEMBER, Row, check_size, nested
 from storage.corpus.spec import Botocore, Extract, Factbook, Metamath, Text, WordNet
 from storage.corpus.table import table_rows
 
@@ -67,9 +67,9 @@ def _botocore(name: str, data: bytes, how: Botocore) -> Iterator[Row]:
             yield Row(member, 0, None, "not selected")
             continue
         try:
-            service = json.loads(inflated(content(), f"{name}: {member}", MAX_MEMBER))
+            service = _parsed(inflated(content(), f"{name}: {member}", MAX_MEMBER))
             texts = [plain(service.get("documentation", "")), *_operations(service)]
-        except (*BROKEN, AttributeError, KeyError, TypeError, RecursionError):
+        except (*BROKEN, AttributeError, KeyError, TypeError):
             yield Row(member, 0, None, "malformed")
             continue
         for position, text in enumerate(texts):
@@ -91,11 +91,17 @@ def _factbook(name: str, data: bytes, how: Factbook) -> Iterator[Row]:
             yield Row(member, position, None, "not selected")
             continue
         try:
-            fields = list(_fields(json.loads(content()), ()))
-        except (ValueError, RecursionError):
+            fields = list(_fields(_parsed(content()), ()))
+        except ValueError:
             yield Row(member, position, None, "malformed")
             continue
         yield Row(member, position, "\n".join(f"{heading}: {plain(text)}" for heading, text in fields))
+
+
+def _parsed(data: bytes) -> Any:
+    if nested(data):
+        raise ValueError("nested too deep")
+    return json.loads(data)
 
 
 def _fields(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -80,7 +80,8 @@ def hold_out_everywhere(sources: Sequence[Placed]) -> None:
 def streams(spec: MixSpec, source: Placed) -> dict[str, Stream]:
     """The two parts of a source; InputFault if it cannot fill its held-out windows and one training window."""
     train = int(source.tokens[~source.held].sum()) // spec.window_tokens
-    if source.tokens[source.held].sum() < spec.held_out_windows * spec.window_tokens or not train:
+    # Where its own texts are too few it chose none, and yet others may have chosen some of them.
+    if int(source.tokens[source.held].sum()) < spec.held_out_windows * spec.window_tokens or not train:
         raise InputFault(
             f"source {source.source} has {int(source.tokens.sum())} tokens in {len(source.tokens)} documents: too few "
             f"for {spec.held_out_windows} held-out windows and one training window of {spec.window_tokens} tokens",

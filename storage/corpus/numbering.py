@@ -92,7 +92,8 @@ def _of_source(parts: Parts, source: str, pins: list[PinnedFile], dropped: dict[
     if not first:
         raise InputFault(
             f"source {source} has no documents; skipped rows: {skipped or 'none'}",
-            cause="the files are empty, or the globs, the column or the filter select nothing",
+            cause="the files are empty, the globs, the column or the filter select nothing, or sources before it have "
+            "the same texts",
             next_step=f"look at the files of {source} and correct the recipe",
         )
     return Numbered(source, tuple(files), size, skipped)
@@ -100,9 +101,9 @@ def _of_source(parts: Parts, source: str, pins: list[PinnedFile], dropped: dict[
 
 def _duplicates(parts: Parts, names: list[str]) -> dict[str, np.ndarray]:
     """Rows of each piece of texts whose text came before, in the order of `names`."""
-    tables = [parts.table(name) for name in names]
-    again = _repeated(np.concatenate([digests(table["same"]) for table in tables]))
-    bounds = np.cumsum([0, *(len(table) for table in tables)]).tolist()
+    found = [digests(parts.table(name)["same"]) for name in names]  # a system maps only so many files at a time
+    again = _repeated(np.concatenate(found))
+    bounds = np.cumsum([0, *(len(of_file) for of_file in found)]).tolist()
     return {
         name: np.nonzero(again[start:stop])[0] for name, start, stop in zip(names, bounds, bounds[1:]) if start < stop
     }

@@ -43,15 +43,14 @@ class Parts:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Refused(
-                    f"another process is preparing this mix in {self.folder}",
-                    next_step="wait for it, or stop it, and run the same command again",
-                ) from None
-            for left in self.folder.rglob(f"{_TEMPORARY}*"):
-                left.unlink(missing_ok=True)
+            with _told(self.folder):
+                if not _locked(lock):
+                    raise Refused(
+                        f"another process is preparing this mix in {self.folder}, or has just finished it",
+                        next_step="wait for it, or stop it, and run the same command again",
+                    )
+                for left in self.folder.rglob(f"{_TEMPORARY}*"):
+                    left.unlink(missing_ok=True)
             yield
         finally:
             os.close(lock)
@@ -135,6 +134,15 @@ class Parts:
         finally:
             with suppress(FileNotFoundError):
                 temporary.unlink()
+
+
+def _locked(file: int) -> bool:
+    """Lock an open file; False if another process has it locked, or has removed it since it was opened."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(file).st_nlink > 0
 
 
 @contextmanager

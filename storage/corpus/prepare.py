@@ -16,6 +16,7 @@ is known to fill its windows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from storage.corpus.sample import sample
 from storage.corpus.shards import Write, mapped, runs_name, shards, written
 from storage.corpus.spec import MixSpec, PinnedTokenizer
 from storage.corpus.tokens import TOKENIZER_PART, Tokens, TokensPart
-from storage.errors import InputFault, UsageError
+from storage.errors import InputFault, Refused, UsageError
 from storage.store import Store, create_same, object_digest
 
 TOKENIZER = "tokenizer.json"
@@ -74,11 +75,14 @@ def prepare(
     without pins, or another process prepares this mix), MachineFault (two tokenizer libraries disagree, a piece
     vanished), VerbatimError (no network, a lost worker), StorageError.
     """
-    if finished := _finished(spec, store, progress):
-        return finished
     made_from = digest(canonical.dumps([spec.digest(), made_with.here().model_dump(mode="json")]), "mix part")
     folder = digest(canonical.dumps([made_from, store.uri]), "mix parts")
     parts = Parts(cache / f"parts-{folder[:16]}", made_from)
+    if finished := _finished(spec, store, progress):
+        if parts.folder.exists():  # a former call was killed while it removed them
+            with suppress(Refused), parts.claimed():
+                parts.remove()
+        return finished
     mapped.cache_clear()  # of a former preparation in this process, whose pieces are gone or damaged
     with parts.claimed():
         manifest = _Preparation(spec, cache, store, parts, progress, run, workers, sort_bytes).manifest()

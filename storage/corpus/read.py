@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
@@ -88,6 +89,18 @@ class _Batch:
     def whole(self) -> pa.RecordBatch:
         arrays = [pa.array(column, kind.type) for column, kind in zip(self.columns, SCHEMA, strict=True)]
         return pa.record_batch(arrays, schema=SCHEMA)
+
+
+def taken(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    """These rows (int64, ascending) of a table, batch by batch: a `take` of all would first join a file's texts into
+    one array, which holds no more than 2 GiB."""
+    found, start = [], 0
+    for batch in table.to_batches():
+        low, high = np.searchsorted(rows, [start, start + len(batch)]).tolist()
+        if low < high:
+            found.append(batch.take(pa.array(rows[low:high] - start)))
+        start += len(batch)
+    return pa.Table.from_batches(found, table.schema)
 
 
 def texts_name(source: str, number: int) -> str:

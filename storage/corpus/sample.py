@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from storage.corpus.documents import shuffled
 from storage.corpus.numbering import Numbered, lengths
 from storage.corpus.parts import Parts
+from storage.corpus.read import taken
 from storage.corpus.spec import TrainTokenizer
 from storage.corpus.tokens import TOKENIZER_PART, train
 
@@ -34,10 +34,7 @@ class Train:
 
     def _texts(self) -> Iterator[str]:
         for part, rows in self.rows:
-            texts = self.parts.table(part)["text"]
-            chosen = np.zeros(len(texts), dtype=bool)
-            chosen[rows] = True
-            for chunk in texts.filter(pa.array(chosen)).chunks:  # `take` fails on a file of over 2 GiB
+            for chunk in taken(self.parts.table(part).select(["text"]), rows)["text"].chunks:
                 yield from chunk.to_pylist()
 
 

@@ -6,6 +6,7 @@ out of it. There is no field that loosens a pin.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -350,6 +351,6 @@ def _without_folders(value: Any) -> Any:
 
 
 def _unique(what: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise ValueError(f"{what} {twice[0]!r} is named twice; names are addresses and must differ")

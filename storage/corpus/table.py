@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size
+from storage.corpus.row import MAX_ARCHIVE, MAX_MEMBER, Row, check_size, nested
 from storage.corpus.spec import Allowed, Filtered, Rows
 from storage.corpus.where import Filter, columns_of, fits, typed
 from storage.errors import InputFault, UsageError
@@ -85,10 +85,11 @@ def _json(name: str, data: bytes, how: Filtered) -> Iterator[Records]:
 
 def _object(line: bytes, how: Filtered) -> dict[str, Any] | str:
     try:
-        record = json.loads(line.decode())
+        text = line.decode()
+        record = None if nested(line) else json.loads(text)
     except UnicodeDecodeError:
         return "undecodable"
-    except (ValueError, RecursionError):
+    except ValueError:
         return "malformed" if line.strip() else "empty"
     if not isinstance(record, dict) or not all(fits(record.get(c), kind) for c, kind in how.columns.items()):
         return "malformed"

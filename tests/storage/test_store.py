@@ -129,6 +129,14 @@ def _race(root: Path, start: "multiprocessing.synchronize.Event", results: "mult
     results.put(sum(store.create(f"new/folder/{i}", b"%d" % os.getpid()) for i in range(50)))
 
 
+def test_a_writer_killed_after_the_link_leaves_nothing_to_whoever_comes_next(tmp_path: Path) -> None:
+    """The object is whole, so that nobody creates anything in its folder again."""
+    LocalStore(tmp_path).create("a", b"1")
+    os.link(tmp_path / "a", tmp_path / ".tmp-1-abc")
+    assert not LocalStore(tmp_path).create("a", b"1")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_exactly_one_creator(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from kernels import canonical
-from storage.corpus import made_with
+from storage.corpus import made_with, numbering
 from storage.corpus.manifest import KEY, Manifest, mix_root, read_manifest
+from storage.corpus.numbering import digests
 from storage.corpus.pool import Done, processes, serially
 from storage.corpus.prepare import prepare
 from storage.corpus.spec import MixSpec
@@ -199,6 +202,19 @@ def test_of_two_that_prepare_one_mix_the_second_is_refused(tmp_path: Path) -> No
     prepare(spec, tmp_path, target, again)
 
 
+def test_duplicates_are_looked_for_in_one_file_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system maps some 65,000 files into a process at once; a data set may have more."""
+    mapped: list[int] = []
+
+    def counted(column: pa.ChunkedArray) -> np.ndarray:
+        mapped.append(Path("/proc/self/maps").read_text().count("/texts/"))
+        return digests(column)
+
+    monkeypatch.setattr(numbering, "digests", counted)
+    prepare(with_duplicates(tmp_path, duplicates="drop"), tmp_path, store())
+    assert mapped == [1, 1, 1]
+
+
 @pytest.mark.parametrize("sort_bytes", [1, 4000, 50_000])
 def test_the_sort_budget_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort_bytes: int) -> None:
     whole, target = store(), store()
@@ -364,15 +380,24 @@ def test_too_small_a_corpus_is_one_clear_error_and_nothing_is_written(tmp_path: 
     assert error.value.next_step and target.list() == []
 
 
-def test_too_small_a_source_is_told_even_if_texts_of_it_are_held_out_elsewhere(tmp_path: Path) -> None:
-    many = write_jsonl(tmp_path / "many.jsonl", texts := [prose(i, 5 + i % 40) for i in range(120)])
-    few = write_jsonl(tmp_path / "few.jsonl", texts[:8])
-    sources = [{"name": path.stem, "files": [pin(path, kind="rows")]} for path in (many, few)]
-    spec = small(tmp_path / "s", sources=sources, block=None, proportions={"many": 3, "few": 1})
+@pytest.mark.parametrize("held_out_windows", [50, 100, 600])
+def test_texts_that_another_source_holds_out_do_not_make_up_for_too_few(tmp_path: Path, held_out_windows: int) -> None:
+    shared = [prose(i, 20) for i in range(20)]
+    few = write_jsonl(tmp_path / "few.jsonl", shared)
+    many = write_jsonl(tmp_path / "many.jsonl", shared + [prose(900 + i, 30) for i in range(300)])
+    sources = [{"name": n, "files": [pin(p, kind="rows")]} for n, p in (("few", few), ("many", many))]
     target = store()
-    with pytest.raises(InputFault, match=r"source few has \d+ tokens in 8 documents: too few for 20 held-out windows"):
-        prepare(spec, tmp_path, target)
+    with pytest.raises(InputFault, match=f"too few for {held_out_windows} held-out windows"):
+        prepare(small(tmp_path / "s", sources=sources, held_out_windows=held_out_windows), tmp_path, target)
     assert target.list() == []
+
+
+def test_a_store_in_memory_is_of_one_process(tmp_path: Path) -> None:
+    """Each worker would fill a copy of its own, and the manifest list what is nowhere."""
+    spec, target = small(tmp_path), store()
+    with pytest.raises(UsageError, match="is in the memory of one process") as error, processes(2) as run:
+        prepare(spec, tmp_path, target, run=run, workers=2)
+    assert error.value.next_step and KEY not in target.list()
 
 
 def test_a_block_too_small_for_a_source(tmp_path: Path) -> None:

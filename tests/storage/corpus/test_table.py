@@ -260,3 +260,17 @@ def test_a_time_is_compared_alike_in_every_time_zone(tmp_path: Path, zone: str) 
     command = [sys.executable, "-c", _TIMES, str(tmp_path / "rows")]
     result = subprocess.run(command, env=os.environ | {"TZ": zone}, capture_output=True, text=True, check=True)
     assert result.stdout == "['filtered', '']\n"
+
+
+def called(depth: int, line: bytes) -> list[str]:
+    """Why rows are skipped, where the caller itself is called from so deep."""
+    return called(depth - 1, line) if depth else [row.reason for row in extracted("a.jsonl", line, Rows())]
+
+
+@pytest.mark.parametrize(("depth", "reason"), [(199, ""), (200, "malformed"), (700, "malformed"), (10**6, "malformed")])
+def test_how_deep_a_row_may_nest_hangs_on_no_caller(depth: int, reason: str) -> None:
+    """Python's parser gives up where its caller's stack ends, so that workers and one process read different rows."""
+    line = b'{"text": "[\\"{", "deep": ' + b"[" * depth + b"]" * depth + b"}\n"
+    assert called(0, line) == called(400, line) == [reason]
+    wide = b'{"text": "[", "wide": [' + b",".join([b"[{}]"] * 500) + b'], "open": "[\\\\"}\n'
+    assert called(400, wide) == [""]
