@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,11 @@ def memory(recipe: str, run: str, backend: str) -> list[dict[str, Any]]:
     return [found.document() for found in forecast(spec, device, asked.plan.processes if asked else 1)]
 
 
-def machine(backend: str) -> dict[str, Any]:
-    """What runs here, checked: MachineFault if a conformance vector fails, VerbatimError for a wrong package."""
+def machine(backend: str, report: Callable[[str], None]) -> dict[str, Any]:
+    """What runs here, checked: MachineFault if a conformance vector fails, VerbatimError for a wrong package.
+
+    report: how far the self-test is.
+    """
     folders = {name: str(Path(str(importlib.import_module(name).__file__)).parent.parent) for name in PACKAGES}
     if len(set(folders.values())) != 1:
         found = ", ".join(f"{name} from {folder}" for name, folder in folders.items())
@@ -73,6 +77,6 @@ def machine(backend: str) -> dict[str, Any]:
             cause="another package with one of these names is installed",
             next_step="make a new environment: rm -r .venv, then make install",
         )
-    engine.self_test(backend)
+    engine.self_test(backend, report)
     checked: dict[str, Any] = {"packages": folders["kernels"], "self-test": "every conformance vector equal"}
     return checked | provenance(backend).document()

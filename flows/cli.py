@@ -282,7 +282,7 @@ def doctor(
     if recipe or run:
         _show_memory(checks.memory(_recipe(recipe), _absolute(run), backend), as_json)
         return
-    found = checks.machine(backend)
+    found = checks.machine(backend, lambda text: None if as_json else _dim(text))
     if as_json:
         print(json.dumps(found))
     else:
@@ -331,9 +331,13 @@ def _say(quiet: bool) -> Callable[[AuditProgress], None]:
     def say(progress: AuditProgress) -> None:
         step = "" if progress.step is None else f" {progress.step}"
         left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s left"
-        errors.print(f"{progress.stage}{step}{left}", style="dim", highlight=False, soft_wrap=True)
+        _dim(f"{progress.stage}{step}{left}")
 
     return (lambda progress: None) if quiet else say
+
+
+def _dim(text: str) -> None:
+    errors.print(text, style="dim", highlight=False, soft_wrap=True)
 
 
 def _read_so_far(quiet: bool) -> Callable[[int, int], None]:

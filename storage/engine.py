@@ -1,18 +1,23 @@
 """The only place where storage takes the arithmetic from: one step function, one initial state, one evaluation."""
 
+import time
+from collections.abc import Callable
 from types import ModuleType
 
 import kernels
 from kernels.conformance import self_test as _self_test
+from kernels.warm import warm
 from model.spec import RunSpec
 from model.state import State, initial_state
 from model.step import StepRecord, clip_factor, evaluate, step
 from storage.errors import MachineFault, Refused, UsageError
+from storage.processes import cores
 
 __all__ = ["State", "StepRecord", "check_arithmetic", "clip_factor", "evaluate", "initial_state", "load_backend",
            "self_test", "step"]  # fmt: skip
 
 
+EVERY = 5.0  # seconds between two words on a self-test
 # The module that is missing, None for a device → likely cause, next command.
 ABSENT = {
     "triton": (
@@ -37,14 +42,36 @@ def load_backend(name: str) -> ModuleType:
         raise UsageError(str(error), cause=absent[0], next_step=absent[1]) from None
 
 
-def self_test(name: str) -> None:
-    """MachineFault unless this backend reproduces every conformance vector on this machine."""
-    if failing := _self_test(load_backend(name)):
+def self_test(name: str, report: Callable[[str], None] = lambda text: None) -> None:
+    """MachineFault unless this backend reproduces every conformance vector on this machine.
+
+    report: how far it is, every few seconds; kernels are compiled at the first use, which may take minutes.
+    """
+    backend = load_backend(name)
+    warm(backend, cores(), _told("compiled", report))
+    if failing := _self_test(backend, _told("compared", report)):
         raise MachineFault(
             f"backend {name} fails {len(failing)} conformance vectors here: {', '.join(failing[:5])}",
             cause="faulty memory or processor, or a dependency of another version",
             next_step="make install, then verbatim doctor; if it still fails, use another machine",
         )
+
+
+def _told(what: str, report: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Reports vectors done at most every EVERY seconds, and the time left at the pace since the first of them."""
+    first: list[float] = []  # when, and how many were done then
+    said = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if not first:
+            first[:] = now, done
+        elif done < of and now - said >= EVERY:
+            said, left = now, (now - first[0]) / (done - first[1]) * (of - done)
+            report(f"self-test: {done} of {of} vectors {what}, about {left:.0f} s left")
+
+    return tell
 
 
 def check_arithmetic(spec: RunSpec, processes: int = 1) -> None:

@@ -76,8 +76,10 @@ def _lead(request: dict[str, Any], should_stop: Callable[[], bool]) -> None:
 
 
 def _train(run: Run, request: dict[str, Any], should_stop: Callable[[], bool]) -> SegmentResult:
-    emit("check", done=len(run.ledger), note=idle_turns(run.spec, request["processes"]))
-    self_test(request["backend"])  # a machine that computes wrongly must not write a ledger
+    known = {"done": len(run.ledger), "note": idle_turns(run.spec, request["processes"])}
+    emit("check", **known, test="self-test, at first minutes")
+    # A machine that computes wrongly must not write a ledger.
+    self_test(request["backend"], lambda text: emit("check", **known, test=text))
     team = SOLO if request["processes"] == 1 else Led(Ranks(load_backend(request["backend"]), run.spec.model))
     return train_segment(
         run,

@@ -119,7 +119,7 @@ def _finished(store: Store) -> list[int]:
 
 def _show(progress: Progress, event: Event) -> None:
     if event["kind"] == "check":
-        progress.before(event["done"], "; ".join(filter(None, ("self-test, at first minutes", event["note"]))))
+        progress.before(event["done"], "; ".join(filter(None, (event["test"], event["note"]))))
     if event["kind"] == "result" and event["slow"]:
         progress(event["last_step"], event["slow"])
     if event["kind"] != "step":

@@ -6,11 +6,14 @@ kernels/reference, which defines them. Nothing waits for the device except `to_h
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 from kernels import generic
@@ -36,6 +39,7 @@ __all__ = [
     "adamw",
     "attention",
     "attention_backward",
+    "compiled",
     "describe",
     "device_memory",
     "embed",
@@ -99,9 +103,19 @@ def device_memory() -> int | None:
     return torch.cuda.mem_get_info(DEVICE)[0] + held
 
 
+def compiled() -> Path | None:
+    """A file in Triton's cache that kernels.warm makes once this version's kernels lie there, compiled for this device
+    by this Triton; None where nothing is compiled."""
+    if DEVICE.type != "cuda":
+        return None
+    folder = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    kind = (*torch.cuda.get_device_capability(DEVICE), triton.__version__, torch.__version__)
+    named = hashlib.sha256(sources + repr(kind).encode()).hexdigest()[:32]
+    return Path(triton.knobs.cache.dir) / f"verbatim-{named}"
+
+
 def describe() -> dict[str, Any]:
     """What this backend runs on, for segment records and certificates: none of it changes a bit."""
-    import triton
-
     kind = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "interpreter"
     return {"backend": NAME, "device": kind, "torch": torch.__version__, "triton": triton.__version__}

@@ -64,7 +64,7 @@ def confirmed(store: Store, verdict: Verdict, backend: str, report: Report) -> V
     began = time.monotonic()
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
-        engine.self_test(backend)
+        engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
         _check_same(Finding.of(verdict), repeat(store.uri, verdict.piece, backend, report))
     except MachineFault as error:
         verdict = Verdict(Outcome.MACHINE_FAULT, verdict.piece, str(error), seconds=verdict.seconds)

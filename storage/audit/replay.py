@@ -75,7 +75,7 @@ def _judged(store: Store, piece: str, backend: str, report: Report, work: Callab
     began = time.monotonic()
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
-        engine.self_test(backend)
+        engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
         report(AuditProgress("ledger", None, 0, 0, None))
         verdict = work(_open(store))
     except Divergence as error:

@@ -48,7 +48,8 @@ class Outcome(Enum):
 class AuditProgress:
     """Reported before each stage; steps of the replay and seconds, measured in this audit."""
 
-    stage: str  # "self-test", "ledger", "checkpoint", "replay"; behind "repetition: " in a fresh process
+    # "self-test", also with how far it is; "ledger", "checkpoint", "replay"; behind "repetition: " in a fresh process
+    stage: str
     step: int | None
     done: int
     of: int

@@ -66,7 +66,7 @@ def test_a_process_that_is_wrong_as_long_as_it_lives(
     made: Small, auditor: Key, wrong_process: None, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An Apple GPU's products came out wrong from one allocator state on, the same way until the process ended."""
-    monkeypatch.setattr(engine, "self_test", lambda backend: None)  # slow, and all is well with it
+    monkeypatch.setattr(engine, "self_test", lambda backend, report: None)  # slow, and all is well with it
     verdict = replay.audit_step(made.published, 7, backend, auditor)
     assert (verdict.outcome, verdict.exit_code, verdict.certificate) == (Outcome.MACHINE_FAULT, 12, None)
     assert "fresh process on this machine: match: entry 7 came out equal" in verdict.detail
@@ -114,7 +114,7 @@ def test_the_vectors_run_again_in_the_process_that_found_no_match(
 ) -> None:
     """Results grew wrong with memory pressure, long after every check at the start had passed."""
     results = iter([[], ["norm 128.96.80 plain 1"]])
-    monkeypatch.setattr(engine, "_self_test", lambda backend: next(results))
+    monkeypatch.setattr(engine, "_self_test", lambda backend, report: next(results))
     monkeypatch.setattr(confirm, "repeat", None)  # not reached: one disagreement is enough
     verdict = replay.audit_step(made.published, 7, "cpu", auditor)
     assert (verdict.outcome, verdict.certificate) == (Outcome.MACHINE_FAULT, None)
@@ -134,7 +134,7 @@ def repeated_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> V
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(engine, "self_test", lambda backend: None)
+    monkeypatch.setattr(engine, "self_test", lambda backend, report: None)
     first = Verdict(Outcome.NO_MATCH, "step 7", "x", certificate=b"{}")
     return confirm.confirmed(LocalStore(folder), first, "cpu", lambda progress: None)
 
@@ -181,7 +181,7 @@ uri, backend, key, *rooms = sys.argv[1:]
 if backend == "cpu":
     engine.self_test(backend)  # loads every kernel
 engine.load_backend(backend).describe()
-engine.self_test = lambda backend: None
+engine.self_test = lambda backend, report: None
 for room in map(int, rooms):
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (room << 20), resource.RLIM_INFINITY))

@@ -251,7 +251,7 @@ def test_flipped_bit_in_unneeded_digests_does_not_matter_to_a_match(made: Small,
 
 
 def test_machine_fault_at_self_test(made: Small, auditor: Key, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_self_test", lambda backend: ["norm_rows/3"])
+    monkeypatch.setattr(engine, "_self_test", lambda backend, report: ["norm_rows/3"])
     verdict = audit_step(made.published, 8, "cpu", auditor)
     assert (verdict.exit_code, verdict.certificate) == (12, None) and "norm_rows/3" in verdict.detail
 
