@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos arm64 bench-cpu unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos s3 arm64 bench-cpu unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,10 +28,10 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
 test: lint ## style, types and all tests but the slow ones (about 15 minutes)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not s3'
 
 test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not s3'
 
 ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (about 6 minutes; Linux on x86-64)
 	$(BIN)/python -m tests.kernels.nvidia.ptx
@@ -46,6 +46,10 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 
 chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
+
+s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 2 minutes)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3]'
+	$(BIN)/python -m pytest -m s3 tests/s3
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64
