@@ -164,6 +164,7 @@ def _total(answer: dict[str, Any], start: int) -> int | None:
 def _attempt(action: Callable[[], T]) -> T | _Failed:
     """The action's result, or how it failed. Errors end here, so that none is another's context."""
     from botocore import exceptions
+    from botocore.parsers import ResponseParserError
 
     try:
         return action()
@@ -175,7 +176,7 @@ def _attempt(action: Callable[[], T]) -> T | _Failed:
         return _Failed(0, type(error).__name__, again=True, sent=False)
     except (exceptions.SSLError, exceptions.ParamValidationError) as error:
         return _Failed(0, type(error).__name__, again=False)
-    except (exceptions.HTTPClientError, exceptions.IncompleteReadError, exceptions.ResponseParserError) as error:
+    except (exceptions.HTTPClientError, exceptions.IncompleteReadError, ResponseParserError) as error:
         return _Failed(0, type(error).__name__, again=True)
     except _Damaged as error:
         return _Failed(0, str(error), again=True)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from storage import s3_requests
 from storage.store import S3Store
+from tests.s3.proxy import Proxy, proxied
 from tests.s3.server import BUCKET, Server, seaweedfs
 
 HERE = Path(__file__).parent
@@ -35,3 +37,17 @@ def at_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 def store(at_server: Server, tmp_path: Path) -> S3Store:
     """An empty store on the server."""
     return S3Store.open(f"s3://{BUCKET}/{tmp_path.name}")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many attempts as always, closer together."""
+    monkeypatch.setattr(s3_requests, "PAUSES", tuple(0.02 for _ in s3_requests.PAUSES))
+
+
+@pytest.fixture
+def proxy(at_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The way to the server from now on."""
+    with proxied(at_server.port) as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", between.endpoint)
+        yield between
