@@ -24,7 +24,7 @@ from storage.objects import missing
 PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0)  # seconds before each further attempt, at most
 CONNECT, SILENCE = 10, 30  # seconds until a connection stands, and between two pieces of an answer
 WORKERS = 8  # requests of one process at a time
-_AGAIN = {408, 429, 500, 502, 503, 504}
+_AGAIN = {408, 429, 500, 502, 503, 504}  # botocore turns a 200 with an error body into 500
 _AGAIN_CODES = {
     *("BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"),  # damaged or cut on the way there
     *("ConditionalRequestConflict", "OperationAborted", "SlowDown", "InternalError"),
@@ -171,7 +171,7 @@ def _attempt(action: Callable[[], T]) -> T | _Failed:
     except exceptions.ClientError as error:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(error.response.get("Error", {}).get("Code", ""))[:100]
-        return _Failed(status, code, status < 300 or status in _AGAIN or code in _AGAIN_CODES)
+        return _Failed(status, code, status in _AGAIN or code in _AGAIN_CODES)
     except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
         return _Failed(0, type(error).__name__, again=True, sent=False)
     except (exceptions.SSLError, exceptions.ParamValidationError) as error:

@@ -85,11 +85,11 @@ def seaweedfs(folder: Path, like: Server | None = None) -> Iterator[Server]:
     keys = [{"accessKey": server.access, "secretKey": server.secret}]
     identity = {"name": "test", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     config.write_text(json.dumps({"identities": [identity]}), encoding="utf-8")
-    master, filer = _free_port(), _free_port()
+    master, volume, filer = _free_port(), _free_port(), _free_port()
     command = [
         *(str(installed(*SEAWEEDFS)), "-logtostderr", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}"),
         *(f"-master.port={master}", "-master.peers=none", "-master.telemetry=false", "-master.volumeSizeLimitMB=256"),
-        *(f"-volume.port={_free_port()}", "-volume.max=50", "-volume.preStopSeconds=1"),
+        *(f"-volume.port={volume}", "-volume.max=50", "-volume.preStopSeconds=1"),
         *("-filer", f"-filer.port={filer}"),
         *("-s3", f"-s3.port={server.port}", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={config}"),
         "-s3.autoCreateBucket=false",
@@ -99,7 +99,7 @@ def seaweedfs(folder: Path, like: Server | None = None) -> Iterator[Server]:
             _make_bucket(server)
             yield server
     finally:
-        for port in (server.port, server.port + _GRPC, master, master + _GRPC, filer, filer + _GRPC):
+        for port in (port + more for port in (server.port, master, volume, filer) for more in (0, _GRPC)):
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # where it puts them is fixed
                 left.unlink(missing_ok=True)
 

@@ -79,6 +79,17 @@ def test_a_completion_survives(proven: S3Store, proxy: Proxy, name: str) -> None
     assert not proxy.faults_left and proven.read("k") == LONG and not proven.create("k", LONG)
 
 
+def test_a_completed_upload_may_be_forgotten(proven: S3Store, proxy: Proxy) -> None:
+    """Some servers answer a repeated completion with 404: it is ours if the object is there, else an error."""
+    proxy.fault(lost_answer, when=completions)
+    proxy.fault(failing(404, "NoSuchUpload"), when=completions)
+    assert proven.create("k", LONG) and not proxy.faults_left
+    proxy.fault(failing(404, "NoSuchUpload"), when=completions)
+    with pytest.raises(StorageError, match="404 NoSuchUpload") as caught:
+        proven.create("l", LONG)
+    assert not isinstance(caught.value, MissingObject) and proven.list() == ["first", "k"]
+
+
 @pytest.mark.parametrize("name", ["answer lost", "500, but done", "request cut"])
 @pytest.mark.parametrize("data", [SHORT, LONG], ids=["short", "long"])
 def test_a_lost_answer_is_no_success_where_another_was_first(
