@@ -33,8 +33,8 @@ LONG = os.urandom(1 << 20) * 18  # three parts
 PASSING: dict[str, Fault] = {
     "request cut": cut_request,
     "answer lost": lost_answer,
-    "500": failing(500, "InternalError"),
-    "500, but done": failing(500, "InternalError", done=True),
+    "500": failing(500, "Unheard"),
+    "500, but done": failing(500, "Unheard", done=True),
     "503": failing(503, "SlowDown"),
     "503, but done": failing(503, "SlowDown", done=True),
     "429": failing(429, "TooManyRequests"),
@@ -67,8 +67,8 @@ def test_a_part_survives(proven: S3Store, proxy: Proxy, name: str) -> None:
 
 
 OF_COMPLETIONS = {name: fault for name, fault in PASSING.items() if "bytes" not in name} | {
-    "200 with an error": failing(200, "InternalError"),
-    "200 with an error, but done": failing(200, "InternalError", done=True),
+    "200 with an error": failing(200, "Unheard"),
+    "200 with an error, but done": failing(200, "Unheard", done=True),
 }
 
 
