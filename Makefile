@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos corpus arm64 bench-cpu bench-corpus \
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos corpus s3 arm64 bench-cpu bench-corpus \
 	unit-1b lint serve clean
 
 help: ## list these targets
@@ -29,10 +29,10 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
 test: lint ## style, types and all tests but the slow ones (about 15 minutes)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not s3'
 
 test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not s3'
 
 ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (about 6 minutes; Linux on x86-64)
 	$(BIN)/python -m tests.kernels.nvidia.ptx
@@ -51,6 +51,10 @@ chaos: .venv/installed ## more than 50 kills of a small run, which must end as t
 corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 6 minutes)
 	$(BIN)/python -m tests.corpus
 	$(BIN)/python -m tests.corpus.on_ray
+
+s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 6 minutes)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3]'
+	$(BIN)/python -m pytest -m s3 tests/s3
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64

@@ -29,8 +29,9 @@ from storage.objects import (
     pieces,
     verified,
 )
+from storage.s3 import S3Store
 
-__all__ = ["LocalStore", "MemoryStore", "Store", "create_same", "object_digest", "open_store"]
+__all__ = ["LocalStore", "MemoryStore", "S3Store", "Store", "create_same", "object_digest", "open_store"]
 
 
 class Store(Protocol):
@@ -60,7 +61,9 @@ class Store(Protocol):
 
 
 def open_store(uri: str) -> Store:
-    """The store at `uri`: "file:///path", a plain path, or "memory://name" (one per name and process)."""
+    """The store at `uri`: "file:///path", a plain path, "s3://bucket/prefix", or one of this process, "memory://name"."""
+    if uri.startswith("s3:"):
+        return S3Store.open(uri)
     try:
         parsed = urlparse(uri)
         if "\0" in unquote(uri):
@@ -72,7 +75,9 @@ def open_store(uri: str) -> Store:
     if parsed.scheme == "file" and parsed.netloc in ("", "localhost"):
         return LocalStore(Path(unquote(parsed.path)))
     if "://" in uri or not uri:
-        raise UsageError(f"no store for {uri!r}", next_step="use a folder, file:///folder or memory://name")
+        raise UsageError(
+            f"no store for {uri!r}", next_step="use a folder, file:///folder, s3://bucket/prefix or memory://name"
+        )
     return LocalStore(Path(uri))
 
 

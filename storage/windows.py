@@ -2,13 +2,16 @@
 
     <base>windows/<source>/train/00000.arrow     one column "ids": FixedSizeList<uint16 or uint32>[window_tokens]
     <base>windows/<source>/train/00000.leaves    32 bytes per window, in order
+    <base>windows/<source>/train/00000.paths     beside the leaves of a large shard: what verifies 32 of them alone
     <base>windows/<source>/held_out/...          the same for held-out windows
 
 Any Arrow reader opens the files. Here a row is fetched by one ranged read at `rows_at + row * row bytes`, and verified
-against its leaf; the leaves against the shard's digest in the manifest.
+against its leaf; the leaves against the shard's digest in the manifest, all of them or, by their path, 32 at a time: a
+shard of 16,384 windows has 512 KiB of leaves, and a step reads a few dozen windows of it.
 """
 
 import io
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,9 +20,13 @@ import pyarrow as pa
 from kernels.digest import digest
 from storage.corpus.manifest import Manifest, Shard, StoredFile, Windows, stored
 from storage.errors import InputFault, WindowFault
+from storage.leaf_tree import CHUNK, chunks_of, path_size, paths, roots
 from storage.store import Store
 
 LEAF = 32  # bytes
+IN_CHUNK = CHUNK // LEAF
+PATHS_FROM = 16  # chunks of leaves in a shard; fewer are read whole
+KEPT = 4096  # chunks of verified leaves that a reader keeps: 4 MiB
 PARTS = ("train", "held_out")
 
 
@@ -34,7 +41,10 @@ def shard_objects(prefix: str, number: int, windows: np.ndarray) -> tuple[Shard,
     leaves = b"".join(leaf(memoryview(row).cast("B")) for row in rows)
     data, rows_at = arrow_file(rows)
     entry = Shard(windows=len(rows), digest=digest(leaves, "shard"))
-    return entry, {f"{prefix}/{number:05d}.arrow": data, f"{prefix}/{number:05d}.leaves": leaves}, rows_at
+    objects = {f"{prefix}/{number:05d}.arrow": data, f"{prefix}/{number:05d}.leaves": leaves}
+    if chunks_of(len(leaves)) >= PATHS_FROM:
+        objects[f"{prefix}/{number:05d}.paths"] = paths(leaves, "shard")
+    return entry, objects, rows_at
 
 
 def stored_shard(objects: dict[str, bytes], rows_at: int) -> dict[str, StoredFile]:
@@ -67,17 +77,18 @@ class WindowReader:
         self._dtype = np.dtype(manifest.mix.dtype)
         self._vocab = manifest.mix.tokenizer.vocab
         self._width = manifest.mix.window_tokens
-        self._leaves: dict[int, bytes] = {}
+        self._leaves = Leaves(manifest, store, base, self._prefix, self.windows)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """uint[n, window_tokens] for int64[n] rows; InputFault names shard and window if one differs from its leaf."""
         result = np.empty((len(rows), self._width), dtype=self._dtype)
+        leaves = self.leaves(rows)
         shards, local = np.divmod(np.asarray(rows, dtype=np.int64), self._shard_windows)
         for shard in np.unique(shards).tolist():
             places = np.nonzero(shards == shard)[0]
             places = places[np.argsort(local[places], kind="stable")]
             for run in np.split(places, np.nonzero(np.diff(local[places]) != 1)[0] + 1):
-                result[run] = self._run(shard, int(local[run[0]]), len(run))
+                result[run] = self._run(shard, int(local[run[0]]), [leaves[place] for place in run.tolist()])
         self._check_ids(rows, result)
         return result
 
@@ -89,12 +100,13 @@ class WindowReader:
     def leaves(self, rows: np.ndarray) -> list[bytes]:
         """The leaf of each row, from the side files, which are verified; the windows are not read."""
         shards, local = np.divmod(np.asarray(rows, dtype=np.int64), self._shard_windows)
-        return [self._leaf(s, r) for s, r in zip(shards.tolist(), local.tolist(), strict=True)]
+        return self._leaves.of(shards.tolist(), local.tolist())
 
     def all_leaves(self) -> Iterator[bytes]:
         """The leaf of every window in order, one side file at a time."""
         for shard, entry in enumerate(self.windows.shards):
-            yield from (self._leaf(shard, row) for row in range(entry.windows))
+            leaves = self._leaves.whole(shard)
+            yield from (leaves[row * LEAF : (row + 1) * LEAF] for row in range(entry.windows))
 
     def _check_ids(self, rows: np.ndarray, windows: np.ndarray) -> None:
         """A mix root can cover ids that no tokenizer gives; a kernel must never see them."""
@@ -108,15 +120,17 @@ class WindowReader:
                 next_step="do not rely on this run; ask its publisher",
             )
 
-    def _run(self, shard: int, first: int, count: int) -> np.ndarray:
-        """`count` consecutive rows of a shard by one ranged read, each verified."""
-        key = f"{self._prefix}/{shard:05d}.arrow"
+    def _run(self, shard: int, first: int, leaves: list[bytes]) -> np.ndarray:
+        """Consecutive rows of a shard by one ranged read, each verified against its leaf."""
+        key, count = f"{self._prefix}/{shard:05d}.arrow", len(leaves)
         size = self._width * self._dtype.itemsize
         data = memoryview(
-            self._store.read_range(self._base + key, self._file(key).rows_at + first * size, count * size)
+            self._store.read_range(
+                self._base + key, _file(self._store, self._manifest, key).rows_at + first * size, count * size
+            )
         )
         for i in range(count):
-            found, expected = leaf(data[i * size : (i + 1) * size]), self._leaf(shard, first + i)
+            found, expected = leaf(data[i * size : (i + 1) * size]), leaves[i]
             if found != expected:
                 raise WindowFault(
                     f"{self._store.uri}: {self._base}{key}: window {first + i} of shard {shard} "
@@ -127,13 +141,32 @@ class WindowReader:
                 )
         return np.frombuffer(data, dtype=self._dtype).reshape(count, self._width)
 
-    def _leaf(self, shard: int, row: int) -> bytes:
-        if shard not in self._leaves:
-            self._leaves[shard] = self._read_leaves(shard)
-        return self._leaves[shard][row * LEAF : (row + 1) * LEAF]
 
-    def _read_leaves(self, shard: int) -> bytes:
-        key, entry = f"{self._prefix}/{shard:05d}.leaves", self.windows.shards[shard]
+class Leaves:
+    """The verified leaves of one part of one source: of a shard whole, or only the chunks that are asked for."""
+
+    def __init__(self, manifest: Manifest, store: Store, base: str, prefix: str, windows: Windows) -> None:
+        self._manifest, self._store, self._base = manifest, store, base
+        self._prefix, self._shards = prefix, windows.shards
+        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+
+    def of(self, shards: list[int], rows: list[int]) -> list[bytes]:
+        """The leaf of each row of each shard."""
+        asked = [(shard, row // IN_CHUNK) for shard, row in zip(shards, rows, strict=True)]
+        found = {each: self._kept[each] for each in asked if each in self._kept}
+        missing: dict[int, list[int]] = {}
+        for shard, chunk in sorted(set(asked) - set(found)):
+            missing.setdefault(shard, []).append(chunk)
+        found |= self._read(missing)
+        self._keep(found)
+        return [
+            found[each][row % IN_CHUNK * LEAF : (row % IN_CHUNK + 1) * LEAF]
+            for each, row in zip(asked, rows, strict=True)
+        ]
+
+    def whole(self, shard: int) -> bytes:
+        """All leaves of a shard, by one read."""
+        key, entry = self._key(shard, "leaves"), self._shards[shard]
         data = self._store.read(self._base + key, limit=entry.windows * LEAF)
         found = digest(data, "shard")
         if found != entry.digest:
@@ -144,7 +177,60 @@ class WindowReader:
             )
         return data
 
-    def _file(self, key: str) -> StoredFile:
-        if key not in self._manifest.files:
-            raise InputFault(f"{self._store.uri}: the manifest does not list {key}")
-        return self._manifest.files[key]
+    def _key(self, shard: int, what: str) -> str:
+        return f"{self._prefix}/{shard:05d}.{what}"
+
+    def _keep(self, chunks: dict[tuple[int, int], bytes]) -> None:
+        for each, data in chunks.items():
+            self._kept[each] = data
+            self._kept.move_to_end(each)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+    def _read(self, chunks: dict[int, list[int]]) -> dict[tuple[int, int], bytes]:
+        """These chunks of these shards: whichever of whole leaves and single chunks is the less to read."""
+        found: dict[tuple[int, int], bytes] = {}
+        alone: list[tuple[int, int, bytes, bytes]] = []
+        for shard, wanted in chunks.items():
+            size = self._shards[shard].windows * LEAF
+            way = path_size(chunks_of(size))
+            if self._key(shard, "paths") in self._manifest.files and len(wanted) * (CHUNK + way) < size:
+                alone += self._chunks(shard, wanted, size, way)
+                continue
+            whole = self.whole(shard)
+            found |= {(shard, c): whole[c * CHUNK : (c + 1) * CHUNK] for c in range(chunks_of(size))}
+        self._check(alone)
+        return found | {(shard, chunk): data for shard, chunk, data, _ in alone}
+
+    def _chunks(self, shard: int, wanted: list[int], size: int, way: int) -> Iterator[tuple[int, int, bytes, bytes]]:
+        """(shard, chunk, its leaves, its path), not verified; two reads for each run of consecutive chunks."""
+        for run in np.split(wanted, np.nonzero(np.diff(wanted) != 1)[0] + 1):
+            first, start = int(run[0]), int(run[0]) * CHUNK
+            length = min(len(run) * CHUNK, size - start)
+            leaves = self._store.read_range(self._base + self._key(shard, "leaves"), start, length)
+            beside = self._store.read_range(self._base + self._key(shard, "paths"), first * way, len(run) * way)
+            for i in range(len(run)):
+                yield shard, first + i, leaves[i * CHUNK : (i + 1) * CHUNK], beside[i * way : (i + 1) * way]
+
+    def _check(self, alone: list[tuple[int, int, bytes, bytes]]) -> None:
+        if not alone:
+            return
+        shards, places, data, ways = zip(*alone, strict=True)
+        counts = np.array([chunks_of(self._shards[shard].windows * LEAF) for shard in shards])
+        for shard, place, found in zip(
+            shards, places, roots(data, np.array(places), counts, ways, "shard"), strict=True
+        ):
+            if found != self._shards[shard].digest:
+                first, last = place * IN_CHUNK, min((place + 1) * IN_CHUNK, self._shards[shard].windows) - 1
+                raise WindowFault(
+                    f"{self._store.uri}: {self._base}{self._key(shard, 'leaves')}: the leaves of windows {first} to "
+                    f"{last} lead to digest {found}, expected {self._shards[shard].digest}",
+                    cause="they, or their path beside them, were damaged or changed after the shard was prepared",
+                    next_step="fetch both files again, or prepare the mix again in an empty folder",
+                )
+
+
+def _file(store: Store, manifest: Manifest, key: str) -> StoredFile:
+    if key not in manifest.files:
+        raise InputFault(f"{store.uri}: the manifest does not list {key}")
+    return manifest.files[key]

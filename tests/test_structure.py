@@ -30,6 +30,7 @@ EXCEPTIONS = {
     ("model/copying.py", "torch"): "copies a state from a device into page-locked memory, on every core",
     ("model/ordered_ranks.py", "torch"): "moves arrays between ranks by torch.distributed",
     ("model/ranks.py", "torch"): "the same, and adds integers",
+    ("storage/s3_requests.py", "botocore"): "speaks to S3 servers; only who has a store there installs it",
     ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
     ("model/wire.py", "torch"): "the same",
     ("tasks/process.py", "torch"): "asks torchrun which options it has",

@@ -12,6 +12,7 @@ from storage.errors import CheckpointFault, InputFault, LedgerFault, WindowFault
 from storage.ledger import HEADER_KEY
 from storage.publish import PURPOSE, RELEASE_KEY, Object, Release, ReleaseBody
 from storage.store import LocalStore, object_digest
+from storage.stream import Stream
 from storage.windows import leaf
 from tests.storage.conftest import Small, flip
 
@@ -103,9 +104,11 @@ def test_an_id_that_no_tokenizer_gives(made: Small) -> None:
     made.published.path(f"{WINDOWS}.leaves").write_bytes(leaves)
     (source,) = (s for s in stream.manifest.mix.sources if s.name == "nouns")
     forged = digest(bytes(leaves), "shard")
-    reader = next(r for r in stream._train if r.windows == source.train)
     shards = (source.train.shards[0].model_copy(update={"digest": forged}), *source.train.shards[1:])
-    reader.windows = source.train.model_copy(update={"shards": shards})
+    train = source.train.model_copy(update={"shards": shards})
+    sources = tuple(s.model_copy(update={"train": train}) if s is source else s for s in stream.manifest.mix.sources)
+    mix = stream.manifest.mix.model_copy(update={"sources": sources})
+    stream = Stream(stream.manifest.model_copy(update={"mix": mix}), stream.store, stream.base)
     with pytest.raises(WindowFault, match="window 0 of this source holds id 65535 at place 3, the tokenizer has 300"):
         stream.check()
 
