@@ -68,6 +68,7 @@ def test_a_compiler_that_is_switched_off_is_refused() -> None:
 
 
 FETCHES = {
+    "kernels/warm.py",  # gives processes that compile beforehand one thread each; their results are dropped
     "storage/corpus/hub.py",  # the mirror from which pinned files come
     "storage/corpus/packages.py",  # the language in which a package manager says what went wrong
     "storage/corpus/pool.py",  # sets how many threads an encoder takes
