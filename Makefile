@@ -47,7 +47,7 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
 
-s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 6 minutes)
+s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 10 minutes)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3]'
 	$(BIN)/python -m pytest -m s3 tests/s3
 
