@@ -48,7 +48,7 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
 
-corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 6 minutes)
+corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 5 minutes, and 4 on Ray)
 	$(BIN)/python -m tests.corpus
 	$(BIN)/python -m tests.corpus.on_ray
 
@@ -62,7 +62,7 @@ arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (
 bench-cpu: .venv/installed ## a full step against stock PyTorch, and each kernel against its floor (about 15 minutes)
 	$(BIN)/python -m tests.bench.cpu
 
-bench-corpus: .venv/installed ## preparing a mix beside HF tokenizers and datatrove (about 6 minutes)
+bench-corpus: .venv/installed ## preparing a mix beside HF tokenizers and datatrove (about 5 minutes)
 	$(BIN)/python -m tests.bench.corpus
 
 unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22 GB (an hour or less; 13 GB of disk)

@@ -28,7 +28,7 @@ def normalised(text: str) -> str:
 
     NFC, then each run of white space (as str.split() finds it) one space, and none at the ends.
     """
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
 
 
 def held_out_key(seed: int) -> bytes:
