@@ -10,13 +10,15 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from storage.errors import VerbatimError
 from storage.processes import cores
+
+LOOK = 10.0  # seconds without a result after which it is looked whether anybody is still at work
 
 
 class Job(Protocol):
@@ -66,16 +68,25 @@ def _together(executor: ProcessPoolExecutor, stage: str, jobs: Sequence[Job], do
         return serially(stage, jobs, done)
     try:
         futures = {executor.submit(job): job for job in sorted(jobs, key=lambda job: -job.size)}
-        for future in as_completed(futures):
-            future.result()
-            done(futures[future])
+        left = set(futures)
+        while left:
+            ended, left = wait(left, LOOK, FIRST_COMPLETED)
+            for future in ended:
+                future.result()
+                done(futures[future])
+            if not ended and not any(process.is_alive() for process in (executor._processes or {}).values()):
+                raise _lost()  # and nobody told the executor
     except BrokenProcessPool:
-        raise VerbatimError(
-            "a process that prepares the mix was ended by someone else",
-            cause="the system ran out of memory, or someone killed it",
-            next_step="run the same command again: it goes on from there. If memory was short, lower plan.workers or "
-            "plan.sort_mb in the recipe",
-        ) from None
+        raise _lost() from None
+
+
+def _lost() -> VerbatimError:
+    return VerbatimError(
+        "a process that prepares the mix was ended by someone else",
+        cause="the system ran out of memory, or someone killed it",
+        next_step="run the same command again: it goes on from there. If memory was short, lower plan.workers or "
+        "plan.sort_mb in the recipe",
+    )
 
 
 def _begin(threads: int) -> None:

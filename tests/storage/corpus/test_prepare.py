@@ -1,11 +1,13 @@
 """Preparing a mix: the same bytes whatever the order, place, time zone or hash seed; whole or not at all."""
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kernels import canonical
-from storage.corpus import made_with, numbering
+from storage.corpus import made_with, numbering, pool
 from storage.corpus.manifest import KEY, Manifest, mix_root, read_manifest
 from storage.corpus.numbering import digests
 from storage.corpus.pool import Done, processes, serially
@@ -266,6 +268,27 @@ def test_a_lost_worker_is_one_clear_error_and_what_is_finished_is_kept(tmp_path:
     _, manifest = prepared(tmp_path / "other", store())
     assert prepare(spec, tmp_path, target, lambda *report: told.append(report)).root == manifest.root
     assert next(done for what, done, total in told if what == "read") > 0
+
+
+def test_workers_that_are_gone_without_a_word_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor that has not noticed is not waited for without end."""
+
+    class Deaf(pool.ProcessPoolExecutor):
+        def submit(self, *job: Any) -> Any:  # type: ignore[override]
+            gone = multiprocessing.Process(target=print)
+            gone.start()
+            gone.join()
+            self._processes = {gone.pid: gone}
+            return Future()
+
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", Deaf)
+    monkeypatch.setattr(pool, "LOOK", 0.1)
+    with pytest.raises(VerbatimError, match="was ended by someone else"), processes(2) as run:
+        run("read", [Suicide(Sized()), Suicide(Sized())], lambda job: None)
+
+
+class Sized:
+    size = 1
 
 
 @dataclass(frozen=True)
