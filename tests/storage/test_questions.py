@@ -150,7 +150,7 @@ def test_a_published_step_is_read_by_ranges_alone(made: Small, monkeypatch: pyte
 
 
 def test_one_window_takes_of_the_index_what_is_of_its_shard(tmp_path: Path) -> None:
-    """Of 22 shards one: 32 bytes of leaf for each of its windows, less than 10 of index for each of its documents."""
+    """Of 22 shards one: 32 of its leaves with their path, less than 10 bytes of index for each of its documents."""
     store = MemoryStore("usual")
     path = write_jsonl(tmp_path / "usual.jsonl", [prose(i, 60) for i in range(1500)])
     prepared(tmp_path, store, shard_windows=512, sources=[{"name": "usual", "files": [pin(path, kind="rows")]}])
@@ -158,9 +158,9 @@ def test_one_window_takes_of_the_index_what_is_of_its_shard(tmp_path: Path) -> N
     stream = Stream.open(counted)
     (shown,) = Questions(stream).window(700)
     assert shown.row // 512 == 1 and len(stream.manifest.mix.sources[0].train.shards) == 22
-    leaves, index = "windows/usual/train/00001.leaves", index_key("usual", "train", 1)
-    assert set(counted.whole) == {"manifest.json", "tokenizer.json", leaves, index}
-    assert counted.ranges.total() == 2 * WIDTH and counted.whole[leaves] == 512 * 32
+    shard, index = "windows/usual/train/00001", index_key("usual", "train", 1)
+    assert set(counted.whole) == {"manifest.json", "tokenizer.json", index}
+    assert counted.ranges == {f"{shard}.arrow": 2 * WIDTH, f"{shard}.leaves": 32 * 32, f"{shard}.paths": 4 * 32}
     documents = len(pq.read_table(pa.BufferReader(store.read(index))))
     assert counted.whole[index] < 1000 + 10 * documents
     assert 20 * counted.whole[index] < sum(store.size(key) for key in store.list("docs/usual/train/"))
