@@ -12,7 +12,8 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedRandom
 from pathlib import Path
 
@@ -37,19 +38,25 @@ def download(url: str, pin: Pin, target: Path, token: str | None = None, tell: T
     VerbatimError (no network, a server that fails or refuses). `token` is sent to the address's own host alone.
     """
     part = target.with_name(f"{target.name}.part")
+    with storing(url, target.parent), open(part, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same file; then it is there afterwards
+        if target.exists():
+            return
+        _fetch(url, pin, file, token, tell)
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(part, target)
+
+
+@contextmanager
+def storing(what: str, folder: Path) -> Iterator[None]:
+    """Make the folder of the cache; StorageError for what the system cannot do there."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same file; then it is there afterwards
-            if target.exists():
-                return
-            _fetch(url, pin, file, token, tell)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(part, target)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise StorageError(
-            f"{url} could not be stored in {target.parent}: {error.strerror or error}",
+            f"{what} could not be stored in {folder}: {error.strerror or error}",
             cause="the disk of the cache folder is full, or the folder may not be written",
             next_step="free some space or change the folder's owner, and run the same command again",
         ) from error

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from storage.corpus.download import storing
 from storage.corpus.spec import DebianFile, NpmFile, PackageFile, PyPIFile
-from storage.errors import InputFault, MissingObject, StorageError, VerbatimError
+from storage.errors import InputFault, MissingObject, VerbatimError
 
 
 class _Manager(NamedTuple):
@@ -34,21 +35,16 @@ def download_package(pin: PackageFile, target: Path) -> None:
     Raises InputFault (another file is served: both digests), MissingObject (no such release), StorageError (the disk),
     else VerbatimError (no network, or the package manager is missing or fails).
     """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent.resolve(), prefix=".download-") as folder:
-            files = Path(folder, "files")
-            files.mkdir()
-            _run(pin, _manager(pin, Path(folder), files), files)
-            (found,) = files.iterdir()
-            _check(pin, found)
-            os.replace(found, target)
-    except OSError as error:
-        raise StorageError(
-            f"{pin.name} could not be stored in {target.parent}: {error.strerror}",
-            cause="the disk of the cache folder is full, or the folder may not be written",
-            next_step="free some space or change the folder's owner, and run the same command again",
-        ) from error
+    with (
+        storing(pin.name, target.parent),
+        tempfile.TemporaryDirectory(dir=target.parent.resolve(), prefix=".download-") as folder,
+    ):
+        files = Path(folder, "files")
+        files.mkdir()
+        _run(pin, _manager(pin, Path(folder), files), files)
+        (found,) = files.iterdir()
+        _check(pin, found)
+        os.replace(found, target)
 
 
 def _manager(pin: PackageFile, folder: Path, files: Path) -> _Manager:

@@ -2,7 +2,7 @@
 
     fetch      what is not of this machine comes into the cache                        (fetch_all.py)
     read       each file's texts become a piece                                        (read.py)
-    number     documents get canonical numbers; duplicates are dropped                 (documents.py)
+    number     documents get canonical numbers; duplicates are dropped                 (numbering.py)
     tokenizer  trained on a sample, or given                                           (sample.py, tokens.py)
     encode     texts become sorted runs of documents at their places                   (runs.py)
     lay out    held-out documents are chosen, places become tokens of two streams      (layout.py)

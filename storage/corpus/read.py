@@ -65,9 +65,10 @@ class Read:
                 continue
             data = row.text.encode()
             batch.add(row.text, row.member, row.position, blake3(data).digest(), held_out_name(secret, row.text))
+            batch.size += len(data)
             about["documents"] += 1
             about["bytes"] += len(data)
-            if batch.take(len(data)) >= BATCH:
+            if batch.size >= BATCH:
                 yield batch.whole()
                 batch = _Batch()
         yield batch.whole()
@@ -81,10 +82,6 @@ class _Batch:
     def add(self, *values: Any) -> None:
         for column, value in zip(self.columns, values, strict=True):
             column.append(value)
-
-    def take(self, size: int) -> int:
-        self.size += size
-        return self.size
 
     def whole(self) -> pa.RecordBatch:
         arrays = [pa.array(column, kind.type) for column, kind in zip(self.columns, SCHEMA, strict=True)]

@@ -18,7 +18,7 @@ import pyarrow as pa
 from storage.corpus.documents import places
 from storage.corpus.numbering import Numbered, lengths
 from storage.corpus.parts import Parts
-from storage.corpus.read import DIGEST
+from storage.corpus.read import DIGEST, taken
 from storage.corpus.tokens import TokensPart
 
 MOST = 1 << 30  # bytes of text: Arrow joins no texts of 2 GiB and more
@@ -98,11 +98,8 @@ def in_order(table: pa.Table, order: np.ndarray) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(table: pa.Table, piece: Piece) -> pa.Table:
-    """The piece's rows; by a mask, since `take` joins all chunks of a column, which 2 GiB of text do not allow."""
     part = table.slice(piece.start, piece.stop - piece.start)
-    kept = np.ones(len(part), dtype=bool)
-    kept[piece.dropped - piece.start] = False
-    return part if kept.all() else part.filter(pa.array(kept))
+    return taken(part, piece.rows - piece.start) if len(piece.dropped) else part
 
 
 def _texts(tables: list[pa.Table]) -> Iterator[str]:
