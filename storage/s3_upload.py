@@ -6,24 +6,18 @@ known here: the store compares.
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
+from storage.ahead import ahead
 from storage.errors import StorageError
 from storage.objects import Data, pieces
-from storage.s3_requests import Bucket, Refusal
+from storage.s3_requests import WORKERS, Bucket, Refusal
 
 PART = 8 << 20  # bytes of one request at most; S3 allows 10,000 parts of at least 5 MiB
 
-Part = list[memoryview]  # of consecutive bytes
-T = TypeVar("T")
-
-
-def length(data: Data) -> int:
-    """How many bytes the object has."""
-    return sum(memoryview(piece).nbytes for piece in pieces(data))
+Part = list[bytes | memoryview]  # of consecutive bytes
 
 
 def parts(data: Data) -> Iterator[Part]:
@@ -33,9 +27,11 @@ def parts(data: Data) -> Iterator[Part]:
     for piece in pieces(data):
         view = memoryview(piece).cast("B")
         while len(view):
-            part.append(view[:room])
-            room -= len(part[-1])
-            view = view[len(part[-1]) :]
+            taken = view[:room]
+            whole = isinstance(piece, bytes) and len(taken) == len(piece)
+            part.append(piece if whole else taken)  # bytes that are a part are sent without a copy
+            room -= len(taken)
+            view = view[len(taken) :]
             if not room:
                 yield part
                 part, room = [], PART
@@ -43,13 +39,17 @@ def parts(data: Data) -> Iterator[Part]:
         yield part
 
 
-def put(bucket: Bucket, name: str, data: Data) -> None:
+def put(bucket: Bucket, name: str, part: Part) -> None:
     """Create the object by one request."""
-    bucket.send("put_object", Key=name, IfNoneMatch="*", **_body(pieces(data)))
+    bucket.send("put_object", Key=name, IfNoneMatch="*", **_body(part))
 
 
-def put_in_parts(bucket: Bucket, name: str, data: Data) -> None:
-    """Create the object in parts, some at a time; they are given up if that fails."""
+def put_in_parts(bucket: Bucket, name: str, every: Iterable[Part]) -> bool:
+    """Create the object in parts, some at a time; they are given up if that fails.
+
+    True if the server calls the object what one of just these parts is called. False says nothing: not all servers name
+    objects so.
+    """
     upload = bucket.send("create_multipart_upload", Key=name)["UploadId"]
 
     def send(number: int, part: Part) -> dict[str, Any]:
@@ -57,27 +57,28 @@ def put_in_parts(bucket: Bucket, name: str, data: Data) -> None:
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
-        sent = parallel(bucket, send, enumerate(parts(data), 1))
+        sent = list(ahead(bucket.pool, send, enumerate(every, 1), WORKERS))
         whole = {"Parts": sent}
-        bucket.send("complete_multipart_upload", Key=name, UploadId=upload, MultipartUpload=whole, IfNoneMatch="*")
+        answer = bucket.send(
+            "complete_multipart_upload", Key=name, UploadId=upload, MultipartUpload=whole, IfNoneMatch="*"
+        )
     except BaseException:
         with suppress(Refusal, StorageError):
             bucket.send("abort_multipart_upload", Key=name, UploadId=upload)
         raise
+    return str(answer.get("ETag", "")).strip('"') == _tag_of([part["ETag"] for part in sent])
 
 
-def parallel(bucket: Bucket, work: Callable[..., T], arguments: Iterator[Any]) -> list[T]:
-    """`work(*each)` for each of the arguments, on the bucket's threads; after a failure none is begun."""
-    futures = [bucket.pool.submit(work, *each) for each in arguments]
+def _tag_of(tags: Sequence[str]) -> str:
+    """What an object of parts with these tags is called: MD5 of their MD5s, and how many; "" if tags are not MD5s."""
     try:
-        return [future.result() for future in futures]
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
+        joined = b"".join(bytes.fromhex(tag.strip('"')) for tag in tags)
+    except ValueError:
+        return ""
+    return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(tags)}"
 
 
-def _body(part: Sequence[bytes | memoryview]) -> dict[str, Any]:
+def _body(part: Part) -> dict[str, Any]:
     """The part's bytes and the MD5 by which the server sees that they arrived so."""
     body = b"".join(part)
     return {"Body": body, "ContentMD5": base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()}
