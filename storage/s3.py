@@ -4,9 +4,9 @@
                           AWS_REGION, AWS_ENDPOINT_URL_S3) or from ~/.aws/; without keys, what is public can be read
 
 Nothing is cached, no listing either. An object longer than PART is sent in parts, a few at a time, and appears by one
-conditional completion. Before `create` says that it is there, its ETag tells that it is these parts, or it is read back
-and compared. A write that was cut off leaves no object; parts of an upload that was killed are the bucket's to remove
-(a lifecycle rule for such uploads).
+conditional completion. Before `create` says that it is there, the server's checksum of it is that of these parts, or it
+is read back and compared. A write that was cut off leaves no object; parts of an upload that was killed are the
+bucket's to remove (a lifecycle rule for such uploads).
 """
 
 import io
