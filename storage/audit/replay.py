@@ -28,7 +28,7 @@ from storage.errors import Divergence, InputFault, MachineFault, Refused
 from storage.ledger import HEADER_KEY, Entry, differing_fields
 from storage.memory import moments, plan_for
 from storage.provenance import provenance
-from storage.publish import load_release
+from storage.release import load_release
 from storage.run import Run, open_release
 from storage.segment import now
 from storage.store import Store
