@@ -46,9 +46,9 @@ def none_sound(what: str, failures: Sequence[VerbatimError]) -> VerbatimError:
     """The error for something that is sound in no store; of one store its own."""
     if len(failures) == 1:
         return failures[0]
-    kinds = [type(failure) for failure in failures if isinstance(failure, InputFault)] or [StorageError]
+    kinds: list[type[VerbatimError]] = [type(failure) for failure in failures if isinstance(failure, InputFault)]
     each = "\n".join(f"  {failure.message}" for failure in failures)
-    return kinds[0](
+    return next(iter(kinds), StorageError)(
         f"{what} is sound in none of {len(failures)} stores:\n{each}",
         cause=failures[0].cause,
         next_step="name a further copy by --mirror, or fetch it again from its publisher",

@@ -195,8 +195,9 @@ class _Copy:
 
     def _forget(self) -> None:
         """Drop what was used of the cache, and do without it from now on."""
-        for name in self._used if self._cache is not None else ():
-            self._cache.drop(name)
+        if self._cache is not None:
+            for name in self._used:
+                self._cache.drop(name)
         self._cache = None
 
 

@@ -51,8 +51,8 @@ def audit_step(
             progress.total = event["of"]
             progress(event["done"], event["stage"])
 
-    request = {"store": store, "step": step, "draw": draw, "backend": backend, "records": records, "keys": str(KEYS)}
-    request["mirrors"] = list(mirrors)
+    given = {"store": store, "mirrors": list(mirrors), "step": step, "draw": draw, "backend": backend}
+    request = given | {"records": records, "keys": str(KEYS)}
     result = process.run("tasks.replay", request, report)
     progress(progress.total, str(result["verdict"]).upper())
     _show(store, result)
