@@ -48,9 +48,9 @@ def open_copies(addresses: Sequence[str], cached: bool = True) -> Store:
     return Mirrors(stores, Cache.of_user() if cached else None)
 
 
-def addresses_of(store: Store) -> list[str]:
-    """What open_copies() was given."""
-    return store.uris if isinstance(store, Mirrors) else [store.uri]
+def stores_of(store: Store) -> list[Store]:
+    """The single stores that open_copies() joined."""
+    return store.stores if isinstance(store, Mirrors) else [store]
 
 
 def bad_copies(store: Store) -> tuple[BadCopy, ...]:
@@ -65,21 +65,20 @@ class Mirrors:
     """
 
     def __init__(self, stores: Sequence[Store], cache: Cache | None = None) -> None:
-        self._stores, self._cache = stores, cache
-        self.uris = [store.uri for store in stores]
-        self.uri = " or ".join(self.uris)
+        self.stores, self._cache = list(stores), cache
+        self.uri = " or ".join(store.uri for store in stores)
         self.bad: dict[tuple[str, str], BadCopy] = {}
         self._silent: set[str] = set()  # stores that could not be asked: they are asked last
 
     @cached_property
     def _claim(self) -> Claim:
-        return agreed(self._stores, self._tell)
+        return agreed(self.stores, self._tell)
 
     def sound(self, key: str, fetch: Callable[[Store], T]) -> T:
         """`fetch` of the first copy in which it finds nothing wrong; of none, the error that names each of them."""
         failures: list[VerbatimError] = []
         objects = self._claim.objects
-        for store in sorted(self._stores, key=lambda store: store.uri in self._silent):
+        for store in sorted(self.stores, key=lambda store: store.uri in self._silent):
             copy = _Copy(store, objects, None if isinstance(store, LocalStore) else self._cache)
             try:
                 return copy.sound(fetch)

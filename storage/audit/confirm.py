@@ -17,7 +17,7 @@ from kernels import canonical
 from storage import engine
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.errors import MachineFault, printable
-from storage.mirrors import addresses_of
+from storage.mirrors import stores_of
 from storage.provenance import PROJECT
 from storage.records import Count, Record, Text
 from storage.store import Store
@@ -66,7 +66,9 @@ def confirmed(store: Store, verdict: Verdict, backend: str, report: Report) -> V
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
         engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
-        _check_same(Finding.of(verdict), repeat(addresses_of(store), verdict.piece, backend, report))
+        _check_same(
+            Finding.of(verdict), repeat([copy.uri for copy in stores_of(store)], verdict.piece, backend, report)
+        )
     except MachineFault as error:
         verdict = Verdict(
             Outcome.MACHINE_FAULT, verdict.piece, str(error), seconds=verdict.seconds, bad_copies=verdict.bad_copies

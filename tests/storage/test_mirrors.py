@@ -11,7 +11,7 @@ from storage.audit.replay import audit_initial, audit_step
 from storage.audit.verdict import Outcome, Verdict
 from storage.errors import InputFault, MissingObject, StorageError, UsageError
 from storage.ledger import HEADER_KEY
-from storage.mirrors import Mirrors, addresses_of, bad_copies, open_copies
+from storage.mirrors import Mirrors, bad_copies, open_copies, stores_of
 from storage.publish import RELEASE_KEY, Release, publish
 from storage.store import LocalStore, MemoryStore, object_digest
 from tests.storage import small
@@ -62,12 +62,12 @@ def read_by_an_audit(store: LocalStore) -> list[str]:
 
 def test_one_folder_is_read_as_it_is(made: Small) -> None:
     store = open_copies([made.published.uri, str(made.published.root)])
-    assert isinstance(store, LocalStore) and bad_copies(store) == () and addresses_of(store) == [made.published.uri]
+    assert isinstance(store, LocalStore) and bad_copies(store) == () and stores_of(store) == [store]
 
 
 def test_sound_copies(made: Small, second: LocalStore, auditor: Key) -> None:
     store = open_copies([made.published.uri, second.uri])
-    assert isinstance(store, Mirrors) and addresses_of(store) == [made.published.uri, second.uri]
+    assert isinstance(store, Mirrors) and [copy.uri for copy in stores_of(store)] == [made.published.uri, second.uri]
     assert store.list() == made.published.list()
     assert all(store.read(key) == made.published.read(key) for key in store.list())
     assert all(store.size(key) == made.published.size(key) for key in store.list())
