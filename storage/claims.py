@@ -4,42 +4,59 @@ A ledger's header names the trainer's key, RELEASE.json is signed by that key an
 together prove which run they belong to, and may come from two stores where one of each pair is damaged.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from storage.audit.keys import verify_signature
 from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header
-from storage.publish import MAX_RELEASE, PURPOSE, RELEASE_KEY, Object, Release
-from storage.store import Store
+from storage.publish import MAX_RELEASE, PURPOSE, RELEASE_KEY, Release
+from storage.store import Store, sound
 
 FAULTS = (InputFault, StorageError)  # what makes a copy a bad one
 Tell = Callable[[Store, str, VerbatimError], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A release, proven to be of the run whose header this is: both as they were read, and what is listed."""
+    """A ledger's header, and a release that is proven to be of its run. uri: the store that the release came from."""
 
-    header: bytes
-    release: bytes
-    objects: dict[str, Object]
+    uri: str
+    header: Header
+    release: Release
+
+    @property
+    def run(self) -> str:
+        return self.release.body.run
 
 
 def agreed(stores: Sequence[Store], tell: Tell) -> Claim:
-    """The release of the first store that has one, after a look at whether the others are copies of the same run.
+    """The claim of the first store that has a sound one, after a look at whether the others are copies of the same run.
 
-    tell: is called for each store whose header or RELEASE.json is not sound. Raises Refused where two runs are mixed,
-    or where nothing is published; InputFault, naming each store, where no release can be proven.
+    tell: is called for each header and RELEASE.json that is not sound. Raises Refused where two runs are mixed, or
+    where nothing is published; InputFault, naming each store, where no release can be proven.
     """
-    headers = _headers(stores, tell)
-    store, release = _first_release(stores, headers.values(), tell)
-    for other in stores:
-        header = headers.get(other.uri)
-        if header is None or header.digest() != release.body.run:
-            _check_same_run(other, header, store, release, tell)
-    header = next(header for header in headers.values() if header.digest() == release.body.run)
-    return Claim(header.canonical(), release.canonical(), release.body.objects)
+    failures: dict[str, VerbatimError] = {}
+    claim = None
+    for store in stores:
+        try:
+            claim = sound(store, HEADER_KEY, _claim)
+            break
+        except FAULTS as error:
+            failures[store.uri] = error
+    claim = claim or _joined(stores)
+    for store in stores:
+        failure = failures.get(store.uri)
+        if claim is None and failure:
+            tell(store, getattr(failure, "key", "") or HEADER_KEY, failure)
+        elif claim and (failure or store.uri != claim.uri):
+            _check_copy(store, claim, failure, tell)
+    if claim is None:
+        raise _nowhere(stores, list(failures.values()))
+    return claim
 
 
 def none_sound(what: str, failures: Sequence[VerbatimError]) -> VerbatimError:
@@ -55,80 +72,104 @@ def none_sound(what: str, failures: Sequence[VerbatimError]) -> VerbatimError:
     )
 
 
-def _headers(stores: Sequence[Store], tell: Tell) -> dict[str, Header]:
-    """The header of each store that has one, by address."""
-    found: dict[str, Header] = {}
-    failures: list[VerbatimError] = []
-    for store in stores:
-        try:
-            data = store.read(HEADER_KEY, limit=MAX_HEADER)
-            found[store.uri] = Header.parse(data, f"{store.uri}: {HEADER_KEY}")
-        except FAULTS as error:
-            tell(store, HEADER_KEY, error)
-            failures.append(error)
-    if all(isinstance(failure, MissingObject) for failure in failures) and not found:
-        raise Refused(
-            f"{' and '.join(store.uri for store in stores)}: no run is there, so there is nothing to compare with",
-            next_step="check the address",
-        )
-    if not found:
-        raise none_sound(HEADER_KEY, failures)
-    return found
+def _claim(store: Store) -> Claim:
+    """What one store alone claims; its faults say which of the two objects is wrong."""
+    with _named(HEADER_KEY):
+        header = _header(store)
+    with _named(RELEASE_KEY):
+        release = _release(store)
+        return _proven(store, [header], release)
 
 
-def _first_release(stores: Sequence[Store], headers: Iterable[Header], tell: Tell) -> tuple[Store, Release]:
-    failures: list[VerbatimError] = []
+def _joined(stores: Sequence[Store]) -> Claim | None:
+    """A claim whose header lies in one store and whose RELEASE.json in another; None if there is none."""
+    headers = [header for store in stores if (header := _if_sound(store, _header))]
     for store in stores:
-        try:
-            release = _release(store)
-            _check_signed(store, release, headers)
-            return store, release
-        except FAULTS as error:
-            tell(store, RELEASE_KEY, error)
-            failures.append(error)
-    if all(isinstance(failure, MissingObject) for failure in failures):
-        raise Refused(
-            f"{' and '.join(store.uri for store in stores)}: no {RELEASE_KEY}: this is not a finished publication",
-            cause="publishing was interrupted, or this is a run's own folder",
-            next_step="verbatim publish, again if it was stopped",
-        )
-    raise none_sound(RELEASE_KEY, failures)
+        if release := _if_sound(store, _release):
+            with suppress(InputFault):
+                return _proven(store, headers, release)
+    return None
+
+
+def _check_copy(store: Store, claim: Claim, failure: VerbatimError | None, tell: Tell) -> None:
+    """Tell which of a store's two objects is not the claimed run's; Refused if it holds another run, as a store whose
+    header is damaged says by its RELEASE.json. failure: why it could not be believed by itself."""
+    try:
+        if (found := sound(store, HEADER_KEY, _header).digest()) == claim.run:
+            if failure:
+                tell(store, RELEASE_KEY, failure)
+            return
+        error: VerbatimError = InputFault(f"{store.uri}: {HEADER_KEY} has digest {found}, expected {claim.run}")
+    except FAULTS as fault:
+        error = fault
+    tell(store, HEADER_KEY, error)
+    try:
+        release = sound(store, RELEASE_KEY, _release)
+        if release.body.run == claim.run:
+            _proven(store, [claim.header], release)
+            return
+    except FAULTS as fault:
+        tell(store, RELEASE_KEY, fault)
+        return
+    raise Refused(
+        f"{store.uri} holds run {release.body.run}, {claim.uri} run {claim.run}: these are no copies of one release",
+        cause="a slip in an address",
+        next_step="name stores to which the same run was published",
+    )
+
+
+def _header(store: Store) -> Header:
+    return Header.parse(store.read(HEADER_KEY, limit=MAX_HEADER), f"{store.uri}: {HEADER_KEY}")
 
 
 def _release(store: Store) -> Release:
     return Release.parse(store.read(RELEASE_KEY, limit=MAX_RELEASE), f"{store.uri}: {RELEASE_KEY}")
 
 
-def _check_signed(store: Store, release: Release, headers: Iterable[Header]) -> None:
+def _proven(store: Store, headers: Sequence[Header], release: Release) -> Claim:
+    """The release with the header under whose key it is signed; InputFault if that is none of these."""
     body = release.body
-    for header in headers:
-        if header.digest() == body.run:
-            if verify_signature(header.trainer, release.signature, body.canonical(), PURPOSE):
-                return
-            raise InputFault(
-                f"{store.uri}: {RELEASE_KEY}: the signature is not that of the run's trainer {header.trainer}",
-                cause="it was damaged or edited",
-            )
-    raise InputFault(
-        f"{store.uri}: {RELEASE_KEY} is of run {body.run}, the headers that were found are of "
-        f"{', '.join(dict.fromkeys(header.digest() for header in headers))}",
-        cause=f"{HEADER_KEY} or {RELEASE_KEY} was damaged",
+    header = next((header for header in headers if header.digest() == body.run), None)
+    if header is None:
+        raise InputFault(
+            f"{store.uri}: {RELEASE_KEY} is of run {body.run}, {HEADER_KEY} of "
+            f"{', '.join(header.digest() for header in headers) or 'none'}",
+            cause="one of the two was damaged, or is another run's",
+        )
+    if not verify_signature(header.trainer, release.signature, body.canonical(), PURPOSE):
+        raise InputFault(
+            f"{store.uri}: {RELEASE_KEY}: the signature is not that of the run's trainer {header.trainer}",
+            cause="it was damaged or edited",
+        )
+    return Claim(store.uri, header, release)
+
+
+def _nowhere(stores: Sequence[Store], failures: Sequence[VerbatimError]) -> VerbatimError:
+    """The error where no store has a sound claim."""
+    where = " and ".join(store.uri for store in stores)
+    if not all(isinstance(failure, MissingObject) for failure in failures):
+        return none_sound(f"{HEADER_KEY} with {RELEASE_KEY}", failures)
+    if all(failure.key == HEADER_KEY for failure in failures if isinstance(failure, MissingObject)):
+        return Refused(f"{where}: no run is there, so there is nothing to compare with", next_step="check the address")
+    return Refused(
+        f"{where}: no {RELEASE_KEY}: this is not a finished publication",
+        cause="publishing was interrupted, or this is a run's own folder",
+        next_step="verbatim publish, again if it was stopped",
     )
 
 
-def _check_same_run(store: Store, header: Header | None, first: Store, release: Release, tell: Tell) -> None:
-    """Of a store without the run's header: a copy of which a part is bad, or another run's?"""
-    run = release.body.run
+def _if_sound(store: Store, read: Callable[[Store], T]) -> T | None:
     try:
-        other = _release(store).body.run
-    except FAULTS as error:
-        tell(store, RELEASE_KEY, error)
-    else:
-        if other != run:
-            raise Refused(
-                f"{store.uri} holds run {other}, {first.uri} run {run}: these are no copies of one release",
-                cause="a slip in an address",
-                next_step="name stores to which the same run was published",
-            )
-    if header is not None:
-        tell(store, HEADER_KEY, InputFault(f"{store.uri}: {HEADER_KEY} has digest {header.digest()}, expected {run}"))
+        return sound(store, HEADER_KEY, read)
+    except FAULTS:
+        return None
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Faults within say that they are this object's."""
+    try:
+        yield
+    except InputFault as fault:
+        fault.key = key
+        raise

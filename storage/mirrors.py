@@ -74,10 +74,14 @@ class Mirrors:
     def _claim(self) -> Claim:
         return agreed(self.stores, self._tell)
 
+    @property
+    def _objects(self) -> dict[str, Object]:
+        return self._claim.release.body.objects
+
     def sound(self, key: str, fetch: Callable[[Store], T]) -> T:
         """`fetch` of the first copy in which it finds nothing wrong; of none, the error that names each of them."""
         failures: list[VerbatimError] = []
-        objects = self._claim.objects
+        objects = self._objects
         for store in sorted(self.stores, key=lambda store: store.uri in self._silent):
             copy = _Copy(store, objects, None if isinstance(store, LocalStore) else self._cache)
             try:
@@ -88,10 +92,10 @@ class Mirrors:
         raise none_sound(key, failures)
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
-        proven = {RELEASE_KEY: self._claim.release, HEADER_KEY: self._claim.header}
-        if key in proven:
-            check_limit(self.uri, key, len(proven[key]), limit)
-            return proven[key]
+        if key in (HEADER_KEY, RELEASE_KEY):  # read and proven already
+            proven = (self._claim.header if key == HEADER_KEY else self._claim.release).canonical()
+            check_limit(self.uri, key, len(proven), limit)
+            return proven
         entry = self._listed(key)
         check_limit(self.uri, key, entry.size, limit)
         if digest not in (None, entry.digest):
@@ -107,10 +111,10 @@ class Mirrors:
         return self.sound(key, lambda copy: copy.read_range(key, start, length))
 
     def list(self, prefix: str = "") -> Keys:
-        return sorted(key for key in (*self._claim.objects, RELEASE_KEY) if key.startswith(prefix))
+        return sorted(key for key in (*self._objects, RELEASE_KEY) if key.startswith(prefix))
 
     def size(self, key: str) -> int:
-        return len(self._claim.release) if key == RELEASE_KEY else self._listed(key).size
+        return len(self._claim.release.canonical()) if key == RELEASE_KEY else self._listed(key).size
 
     def create(self, key: str, data: Data) -> bool:
         raise _read_only(self.uri)
@@ -119,9 +123,9 @@ class Mirrors:
         raise _read_only(self.uri)
 
     def _listed(self, key: str) -> Object:
-        if key not in self._claim.objects:
+        if key not in self._objects:
             raise missing(self.uri, key)
-        return self._claim.objects[key]
+        return self._objects[key]
 
     def _tell(self, store: Store, key: str, error: VerbatimError) -> None:
         if isinstance(error, StorageError):
