@@ -1,0 +1,108 @@
+"""Faults of a whole publication: uploads cut half-way, one request in so many, two writers at one moment, a kill."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from tests.s3.proxy import Answer, Forward, NoAnswer, Request, When
+from tests.s3.server import Server
+
+ALWAYS = 10**9  # times
+MOMENTS = ("before", "halfway", "after")
+
+
+def anything(request: Request) -> bool:
+    return True
+
+
+def one_in(count: int, when: When = anything, seed: int = 0) -> When:
+    """True of one in `count` of these requests, by chance."""
+    chance = random.Random(seed)
+    return lambda request: when(request) and chance.randrange(count) == 0
+
+
+def number(wanted: int) -> When:
+    """True of the request with that number, from 1."""
+    seen = 0
+
+    def when(request: Request) -> bool:
+        nonlocal seen
+        seen += 1
+        return seen == wanted
+
+    return when
+
+
+def cut_upload(request: Request, forward: Forward) -> Answer:
+    """The server gets half of the body and then the end of the connection."""
+    return forward(request._replace(body=request.body[: len(request.body) // 2]))
+
+
+def empty_listing(request: Request, forward: Forward) -> Answer:
+    """A listing that is older than every object."""
+    answer = forward(request)
+    start, end = answer.body.find(b"<Contents>"), answer.body.rfind(b"</Contents>") + len(b"</Contents>")
+    return answer if start < 0 else replace(answer, body=answer.body[:start] + answer.body[end:])
+
+
+@dataclass
+class Kill:
+    """SIGKILL for a process while it waits for an answer, which stands for one of three moments: the server has not
+    seen the request, has half of its body, has done what was asked."""
+
+    moment: str  # one of MOMENTS
+    victim: int  # its process id
+
+    def __call__(self, request: Request, forward: Forward) -> Answer:
+        os.kill(self.victim, signal.SIGKILL)
+        if self.moment == "halfway":
+            cut_upload(request, forward)
+        if self.moment == "after":
+            forward(request)
+        raise NoAnswer
+
+
+@dataclass
+class Together:
+    """Two requests for one thing reach the server at one moment: the first waits for the second, `patience` seconds."""
+
+    patience: float = 3.0
+    met: int = 0
+    answers: list[tuple[str, int]] = field(default_factory=list)  # (address, status)
+    waiting: dict[str, threading.Event] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: Request, forward: Forward) -> Answer:
+        what = request.path.partition("?")[0]
+        with self.lock:
+            other = self.waiting.pop(what, None)
+            mine = None if other else self.waiting.setdefault(what, threading.Event())
+        if other:
+            self.met += 1
+            other.set()
+        elif mine and not mine.wait(self.patience):
+            with self.lock:
+                self.waiting.pop(what, None)
+        answer = forward(request)
+        self.answers.append((what, answer.status))
+        return answer
+
+
+def without_token(server: Server) -> Callable[[Request], Request]:
+    """For `Proxy.rewrite`: signed anew without the session's token, for a server that knows no sessions."""
+
+    def rewrite(request: Request) -> Request:
+        ours = ("x-amz-security-token", "authorization", "x-amz-date")
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in ours}
+        anew = AWSRequest(request.method, server.endpoint + request.path, headers, request.body)
+        S3SigV4Auth(Credentials(server.access, server.secret), "s3", "us-east-1").add_auth(anew)
+        return request._replace(headers=dict(anew.headers.items()))
+
+    return rewrite
