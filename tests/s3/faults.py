@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from tests.s3.proxy import Answer, Forward, NoAnswer, Request, When
+from tests.s3.proxy import Answer, Fault, Forward, NoAnswer, Request, When
 from tests.s3.server import Server
 
 ALWAYS = 10**9  # times
@@ -50,6 +51,20 @@ def empty_listing(request: Request, forward: Forward) -> Answer:
     answer = forward(request)
     start, end = answer.body.find(b"<Contents>"), answer.body.rfind(b"</Contents>") + len(b"</Contents>")
     return answer if start < 0 else replace(answer, body=answer.body[:start] + answer.body[end:])
+
+
+def years_old(name: str) -> Fault:
+    """In listings, whatever has a key that ends so was written years ago."""
+
+    def date(entry: re.Match[bytes]) -> bytes:
+        named = f"{name}</Key>".encode() in entry[0]
+        return re.sub(rb"(<LastModified>|<Initiated>)\d{4}", rb"\g<1>2001", entry[0]) if named else entry[0]
+
+    def fault(request: Request, forward: Forward) -> Answer:
+        answer = forward(request)
+        return replace(answer, body=re.sub(rb"<(Contents|Upload)>.*?</\1>", date, answer.body, flags=re.DOTALL))
+
+    return fault
 
 
 @dataclass
