@@ -90,7 +90,7 @@ class Together:
 
     patience: float = 3.0
     met: int = 0
-    answers: list[tuple[str, int]] = field(default_factory=list)  # (address, status)
+    answers: list[tuple[str, str, int]] = field(default_factory=list)  # (method, address, status)
     waiting: dict[str, threading.Event] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,7 +106,7 @@ class Together:
             with self.lock:
                 self.waiting.pop(what, None)
         answer = forward(request)
-        self.answers.append((what, answer.status))
+        self.answers.append((request.method, what, answer.status))
         return answer
 
 

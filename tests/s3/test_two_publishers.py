@@ -35,8 +35,11 @@ def test_two_of_one_run(
     done = publish_at_once(tmp_path.name, trained, trained)
     assert [code for code, _ in done] == [0, 0], done
     assert content(at_server, tmp_path.name) == undisturbed
-    made = [what for what, status in race.answers if status == 200 and "/.probe-" not in what]
-    assert sorted(made) == sorted(f"/{BUCKET}/{tmp_path.name}/{key}" for key in undisturbed), "one creator of each"
+    made = [(method, what) for method, what, status in race.answers if status == 200 and "/.probe-" not in what]
+    assert {what for _, what in made} == {f"/{BUCKET}/{tmp_path.name}/{key}" for key in undisturbed}
+    short = [what for method, what in made if method == "PUT"]
+    assert len(short) == len(set(short)), "two were told that they created it"
+    # Of long objects SeaweedFS may complete two uploads that end at one moment: so what claims a place is short.
     print(f"{race.met} of {len(undisturbed)} objects were written by both at one moment")
     assert race.met >= len(undisturbed) // 4
     verbatim("verify", address(tmp_path.name))
@@ -49,7 +52,7 @@ def test_two_runs_at_once(
     race = Together(patience=60)
     proxy.fault(race, when=lambda request: puts(request) and request.path.endswith(HEADER_KEY), times=2)
     done = publish_at_once(tmp_path.name, trained, another)
-    assert race.met == 1 and sorted(status for _, status in race.answers) == [200, 412]
+    assert race.met == 1 and sorted(status for _, _, status in race.answers) == [200, 412]
     assert sorted(code for code, _ in done) == [0, 13], done
     loser = next(said for code, said in done if code)
     assert "does not hold run" in loser and "Traceback" not in loser
