@@ -72,6 +72,8 @@ def _remove_left_behind(bucket: Bucket, prefix: str) -> None:
     """By the server's own clock, which dates the probe that was just written."""
     with suppress(Refusal, StorageError):
         probes = bucket.send("list_objects_v2", Prefix=f"{prefix}.probe-").get("Contents", [])
+        if not probes:  # a listing that is late
+            return
         now: datetime = max(probe["LastModified"] for probe in probes)
         for probe in probes:
             if now - probe["LastModified"] > LEFT_BEHIND:

@@ -24,9 +24,19 @@ def anything(request: Request) -> bool:
 
 
 def one_in(count: int, when: When = anything, seed: int = 0) -> When:
-    """True of one in `count` of these requests, by chance."""
-    chance = random.Random(seed)
-    return lambda request: when(request) and chance.randrange(count) == 0
+    """True of one of each `count` of these requests: which, is chance."""
+    chance, seen, hit = random.Random(seed), 0, 0
+
+    def one(request: Request) -> bool:
+        nonlocal seen, hit
+        if not when(request):
+            return False
+        if seen % count == 0:
+            hit = seen + chance.randrange(count)
+        seen += 1
+        return seen - 1 == hit
+
+    return one
 
 
 def number(wanted: int) -> When:
