@@ -131,11 +131,17 @@ def train(recipe: RecipeArgument, folder: FolderOption = "", backend: BackendOpt
 @app.command()
 def publish(
     folder: Annotated[Path, typer.Argument(help="The run's folder, such as runs/demo.")],
-    target: Annotated[str, typer.Option(help="Folder or file:// address. Default: published/ in the folder.")] = "",
+    target: Annotated[
+        str, typer.Option(help="Folder, file:// or s3:// address. Default: published/ in the folder.")
+    ] = "",
+    records: Annotated[
+        str, typer.Option(help="An auditor's records: draws and certificates of this run are published with it.")
+    ] = "",
 ) -> None:
     """Copy a run to a store, read it back, sign it.
 
-    Ledger, checkpoints and windows; nothing that is there already is overwritten.
+    Ledger, checkpoints, windows, the code, the last weights for plain code, and a page that shows it all. Nothing that
+    is there already is overwritten.
 
     \b
     Example: verbatim publish runs/demo --target /srv/public/demo
@@ -145,7 +151,7 @@ def publish(
     with history.recorded(console):
         from flows.publish import publish as flow
 
-        release = flow(str(folder.absolute()), target if "://" in target else _absolute(target))
+        release = flow(str(folder.absolute()), _absolute(target), _absolute(records))
     _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 

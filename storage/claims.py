@@ -12,7 +12,7 @@ from typing import TypeVar
 from storage.audit.keys import verify_signature
 from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header
-from storage.publish import MAX_RELEASE, PURPOSE, RELEASE_KEY, Release
+from storage.release import MAX_RELEASE, PURPOSE, RELEASE_KEY, Release
 from storage.store import Store, sound
 
 FAULTS = (InputFault, StorageError)  # what makes a copy a bad one

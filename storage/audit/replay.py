@@ -29,7 +29,7 @@ from storage.ledger import HEADER_KEY, Entry, Ledger, differing_fields
 from storage.memory import moments, plan_for
 from storage.mirrors import bad_copies
 from storage.provenance import provenance
-from storage.publish import load_release
+from storage.release import load_release
 from storage.run import Run, run_of
 from storage.segment import now
 from storage.store import Store

@@ -15,7 +15,8 @@ from storage.audit.verdict import Outcome
 from storage.cache import FOLDER
 from storage.ledger import HEADER_KEY
 from storage.mirrors import open_copies
-from storage.publish import RELEASE_KEY, publish
+from storage.publish import publish
+from storage.release import RELEASE_KEY
 from storage.store import LocalStore, S3Store, Store
 from tests.s3.proxy import Proxy, gets, proxied, wrong_answer
 from tests.s3.server import BUCKET, Server
