@@ -6,6 +6,7 @@ from storage.audit.contents import check_listed, needed
 from storage.audit.kept import AUDITS, records_of
 from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
 from storage.errors import InputFault
+from storage.mirrors import present
 from storage.release import RELEASE_KEY, ReleaseBody, check_objects, load_release
 from storage.run import Run, open_release
 from storage.store import Store, object_digest
@@ -37,10 +38,10 @@ def _digests(body: ReleaseBody) -> dict[str, str]:
 
 
 def _check_nothing_else(store: Store, body: ReleaseBody) -> None:
-    for key in store.list():
+    for uri, key in present(store):
         if key != RELEASE_KEY and key not in body.objects:
             raise InputFault(
-                f"{store.uri} holds {key}, which {RELEASE_KEY} does not list",
+                f"{uri} holds {key}, which {RELEASE_KEY} does not list",
                 cause="it was put there after the release was signed, and nobody vouches for it",
                 next_step="do not use it; tell whoever keeps this copy",
             )
