@@ -99,7 +99,7 @@ def publish(
     ours = made(run, {key: store.size(source) for store, source, key in work})
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
-    demanded |= ours.digests
+    demanded |= ours.store.digests
     objects, copied = _copy_all(work, demanded, target, report)
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
     body = _body(run, ours, objects)
