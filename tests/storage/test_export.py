@@ -24,18 +24,20 @@ from tests.storage import small
 from tests.storage.conftest import Small, flip
 from tests.storage.test_release import signed
 
-GAP = 0.02  # nats between float32 and the integers' products, on so small a model; measured: see the test
+GAP = 0.002  # nats between float32 and the integers' products on so small a model; 0.00014 was measured
 
-# A stranger's: nothing of ours can be imported, whatever is installed beside torch.
+# A stranger's: nothing of ours can be imported, whatever is installed beside torch, and nothing unpickled.
 STRANGER = """
 import importlib.abc, json, runpy, sys
 
 class Nothing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("flows", "tasks", "storage", "model", "kernels", "pickle", "tests"):
+        if name.partition(".")[0] in ("flows", "tasks", "storage", "model", "kernels", "tests"):
             raise ImportError(f"{name} is not to be had here")
 
 sys.meta_path.insert(0, Nothing())
+import pickle, torch  # torch imports it; nobody may use it
+pickle.load = pickle.loads = pickle.Unpickler = None
 """
 LOSS = """
 import pathlib, torch
@@ -166,8 +168,8 @@ def test_plain_code_has_the_runs_held_out_loss(real: Small, tmp_path: Path) -> N
 
 
 def test_plain_code_goes_on_with_a_text(real: Small, tmp_path: Path) -> None:
-    said = stranger(SAY, real.published.root / "export", "verbs7 verbs14", folder=tmp_path)
-    assert said.startswith("verbs7 verbs14") and len(said) > len("verbs7 verbs14\n")
+    said = stranger(SAY, real.published.root / "export", "verbs7 ver", folder=tmp_path)
+    assert said.startswith("verbs7 ver") and len(said) > len("verbs7 ver\n")
 
 
 def test_the_program_is_short_and_needs_three_packages() -> None:
