@@ -51,9 +51,14 @@ AnyBackendOption = Annotated[
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
 ]
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
+StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
+]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
+SHOWN = 20  # bad copies that are printed
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -159,15 +164,19 @@ def audit(
     backend: AnyBackendOption = "cpu",
     records: RecordsOption = AUDITS,
     keys: KeysOption = KEYS,
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay one step and compare it with the ledger.
 
-    Needs the published run alone. Compares the whole entry and signs a certificate.
+    Needs the published run alone. Compares the whole entry and signs a certificate. Of several copies, what is bad in
+    one is reported and taken from another. What comes from s3:// is kept in ~/.cache/verbatim, up to 10 GB, and
+    verified at each use: VERBATIM_CACHE names another folder, or none; VERBATIM_CACHE_GB another limit.
 
     \b
     Examples: verbatim audit runs/demo/published --step 17
               verbatim audit runs/demo/published --initial
+              verbatim audit s3://first/demo --mirror s3://second/demo --step 17
     """
     from tasks import replay
 
@@ -176,7 +185,8 @@ def audit(
     if initial and draw:
         raise UsageError("--draw names a draw of steps; the initial state is not drawn", next_step="leave --draw out")
     kept = str(records.absolute())
-    result = replay.audit(_absolute(store), step, draw, backend, kept, str(keys.absolute()), _say(as_json))
+    copies, signing = _all_absolute(mirror), str(keys.absolute())
+    result = replay.audit(_absolute(store), step, draw, backend, kept, signing, _say(as_json), copies)
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
 
@@ -216,6 +226,7 @@ def sample(
 def verify(
     store: StoreArgument,
     certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check certificates, or a published run.
@@ -230,12 +241,15 @@ def verify(
     """
     from flows import checks
 
-    done = checks.certificates(_absolute(store), certificates) if certificates else checks.release(_absolute(store))
+    copies = [_absolute(store), *_all_absolute(mirror)]
+    done = checks.certificates(copies, certificates) if certificates else checks.release(copies)
     if as_json:
         print(json.dumps(done))
     else:
         for line in done:
-            _line(f"genuine: {line['what']}: {line['says']}")
+            if "says" in line:
+                _line(f"genuine: {line['what']}: {line['says']}")
+        _show_bad([line for line in done if "wrong" in line])
 
 
 @app.command()
@@ -327,6 +341,10 @@ def _absolute(path: str) -> str:
     return absolute
 
 
+def _all_absolute(paths: list[str] | None) -> list[str]:
+    return [_absolute(path) for path in paths or ()]
+
+
 def _recipe(name: str) -> str:
     return _absolute(name) if os.sep in name or name.endswith((".yaml", ".yml")) else name
 
@@ -370,6 +388,14 @@ def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
             _line(f"  next: {result['next']}")
     if result["certificate"]:
         _line(f"certificate: {result['certificate']}")
+    _show_bad(result["bad_copies"])
+
+
+def _show_bad(copies: list[dict[str, str]]) -> None:
+    for copy in copies[:SHOWN]:
+        _line(f"bad copy: {copy['store']}: {copy['key']}: {copy['wrong']}")
+    if (more := len(copies) - SHOWN) > 0:
+        _line(f"and {more} more: --json lists them all")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ twice where a release is made, and anyone can tell from the checkpoint what must
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from storage.assembled import Assembly, Span
 from storage.checkpoint import Shapes, parted, safetensors_header, state_shapes
 from storage.errors import CheckpointFault
 from storage.run import Run
+from storage.store import sound
 
 FOLDER = "export/"
 PROGRAM_KEY = FOLDER + "load.py"
@@ -106,11 +108,16 @@ def _places(run: Run, manifest: checkpoint.Manifest) -> dict[str, Span]:
 
 def _verified(place: Span, name: str, shapes: Shapes, manifest: checkpoint.Manifest) -> bytes:
     """A parameter's bytes; CheckpointFault unless they are what the checkpoint's manifest says of it."""
+    return sound(place.store, place.key, lambda copy: _checked(replace(place, store=copy), name, shapes, manifest))
+
+
+def _checked(place: Span, name: str, shapes: Shapes, manifest: checkpoint.Manifest) -> bytes:
     data = place.take(0, len(place))
     found = tensor_digest(_STATE + name, np.frombuffer(data, "<f4").reshape(shapes[name]))
     if found != (expected := manifest.tensors[_STATE + name]):
         raise CheckpointFault(
-            f"{place.key}: tensor {_STATE + name} has digest {found}, checkpoint {manifest.step} demands {expected}",
+            f"{place.store.uri}: {place.key}: tensor {_STATE + name} has digest {found}, checkpoint {manifest.step} "
+            f"demands {expected}",
             cause="the disk or a copy damaged it, or someone edited it",
             next_step=f"rm {place.key} and the checkpoints that name it, train again, publish again",
         )

@@ -7,7 +7,6 @@ compared, not copied again. Nothing is ever overwritten.
 """
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.kept import AUDITS, records_of
 from storage.audit.keys import Key
 from storage.classes import RUN_CLASSES, class_of
+from storage.copying import PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
 from storage.errors import InputFault, Refused
@@ -32,27 +32,13 @@ from storage.release import (
     load_release,
 )
 from storage.run import Run, open_run
-from storage.store import Store, create_same, object_digest
+from storage.store import Store, create_same
 from storage.stream import Stream
 
 WORKING = ("lease/", "parts/")  # of a run and of a mix: what only their making needs
 _OF_STEP = re.compile(r"(ledger|digests|diagnostics|checkpoints|probe)/(\d{8})\.jsonl?")
-_NAMED_BY_CONTENT = re.compile(r"objects/([0-9a-f]{64})")
 
 Work = list[tuple[Store, str, str]]  # (store, key there, key in the release)
-
-
-@dataclass(frozen=True)
-class PublishProgress:
-    """Reported after each object; bytes and seconds of this call."""
-
-    key: str
-    objects: int
-    of_objects: int
-    bytes: int
-    of_bytes: int
-    seconds: float
-    seconds_left: float
 
 
 @dataclass(frozen=True)
@@ -65,16 +51,13 @@ class Published:
     size: int
 
 
-Report = Callable[[PublishProgress], None]
-
-
 def publish(
     run_store: Store,
     mix_store: Store,
     target: Store,
     key: Key,
     records: Store | None = None,
-    report: Report = lambda progress: None,
+    report: Callable[[PublishProgress], None] = lambda progress: None,
 ) -> Published:
     """Copy the run and its mix to `target`, read every object back and compare, then write RELEASE.json.
 
@@ -100,12 +83,13 @@ def publish(
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
     demanded |= ours.store.digests
-    objects, copied = _copy_all(work, demanded, target, report)
+    copies = copy_all({key: Source(store, at, demanded.get(key, "")) for store, at, key in work}, target, report)
+    objects = {key: Object(digest=copy.digest, size=copy.size) for key, copy in copies.items()}
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
     body = _body(run, ours, objects)
     release = Release(body=body, signature=key.sign(body.canonical(), PURPOSE))
     create_same(target, RELEASE_KEY, release.canonical())
-    return Published(target.uri, body, copied, body.size)
+    return Published(target.uri, body, sum(copy.new for copy in copies.values()), body.size)
 
 
 def _body(run: Run, ours: Made, objects: dict[str, Object]) -> ReleaseBody:
@@ -190,41 +174,6 @@ def _after(key: str, steps: int) -> bool:
     if not match:
         return False
     return int(match[2]) >= steps + (match[1] in ("checkpoints", "probe"))  # state `steps` is that after the last
-
-
-def _copy_all(work: Work, demanded: dict[str, str], target: Store, report: Report) -> tuple[dict[str, Object], int]:
-    sizes = [store.size(key) for store, key, _ in work]
-    began, done, copied, total = time.monotonic(), 0, 0, sum(sizes)
-    objects: dict[str, Object] = {}
-    for number, ((store, source, key), size) in enumerate(zip(work, sizes), 1):
-        objects[key], new = _copy(store, source, target, key, demanded.get(key, ""))
-        done, copied = done + size, copied + new
-        seconds = time.monotonic() - began
-        left = seconds / done * (total - done) if done else 0.0
-        report(PublishProgress(key, number, len(work), done, total, seconds, left))
-    return objects, copied
-
-
-def _copy(store: Store, source: str, target: Store, key: str, demanded: str) -> tuple[Object, bool]:
-    """Copy one object unless it is there, read it back, compare."""
-    data = store.read(source)
-    digest = object_digest(data)
-    named = _NAMED_BY_CONTENT.fullmatch(source)
-    if named and named[1] != digest:
-        raise InputFault(
-            f"{store.uri}: {source} has digest {digest}, not the one in its name",
-            cause="a part of a checkpoint was damaged after it was written",
-            next_step=f"rm {source} in the run's folder and the checkpoints that name it, train again, publish again",
-        )
-    check_listed({key: demanded}, {key: digest})
-    new = target.create(key, data)
-    if target.size(key) != len(data) or target.read(key) != data:
-        raise InputFault(
-            f"{target.uri}: {key} does not read back as it was written: expected digest {digest}",
-            cause="the target is damaged, or it holds an older state of this run",
-            next_step="publish to an empty target",
-        )
-    return Object(digest=digest, size=len(data)), new
 
 
 def _check_target(target: Store, run: Run) -> ReleaseBody | None:

@@ -1,6 +1,7 @@
 """What a release holds: run, mix, records of audits, code. All of it, byte by byte, in its class, and nothing else."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from storage.audit.replay import audit_step
 from storage.classes import CLASSES, MADE_CLASSES, class_of
 from storage.code_archive import BESIDE, archive_key, code_of, pack, source_files, unpack
 from storage.errors import CertificateFault, InputFault, Refused
+from storage.mirrors import open_copies
 from storage.provenance import PROJECT, code_digest, lock_digest
 from storage.publish import publish
 from storage.release import RELEASE_KEY, ReleaseBody
@@ -93,6 +95,17 @@ def test_an_object_beside_the_list_is_found(made: Small, key: str) -> None:
         check_release(made.published)
 
 
+def test_an_object_beside_the_list_is_found_in_each_copy(made: Small) -> None:
+    """Reading takes what is listed from whichever copy has it; verifying looks at what each of them holds."""
+    second = LocalStore(made.folder / "second")
+    shutil.copytree(made.published.root, second.root)
+    copies = [made.published.uri, second.uri]
+    assert check_release(open_copies(copies, cached=False)).steps == 12
+    second.create("notes.txt", b"planted")
+    with pytest.raises(InputFault, match=f"{second.uri} holds notes.txt"):
+        check_release(open_copies(copies, cached=False))
+
+
 @pytest.mark.parametrize("key", ["notes.txt", "index.html", "objects/short", "digests/3.json"])
 def test_a_foreign_file_in_a_run_is_not_published(made: Small, tmp_path: Path, key: str) -> None:
     made.store.create(key, b"planted")
@@ -161,7 +174,7 @@ def test_a_forged_record_is_not_published(made: Small, records: LocalStore, audi
         publish(made.store, made.mix, LocalStore(tmp_path / "a"), made.key, records)
     records.path(key).write_bytes(data)
     draw = records.path(draw_key(made.run().ledger.run_id, DATE))
-    draw.write_bytes(draw.read_bytes().replace(b'"round":1', b'"round":2'))
+    draw.write_bytes(re.sub(rb'"steps":\[(\d+)\]', lambda m: b'"steps":[%d]' % (11 - int(m[1])), draw.read_bytes()))
     with pytest.raises(InputFault, match="its steps do not follow from head and beacon"):
         publish(made.store, made.mix, LocalStore(tmp_path / "b"), made.key, records)
 
