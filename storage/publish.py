@@ -82,7 +82,7 @@ def publish(
     ours = made(run, {key: store.size(source) for store, source, key in work})
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
-    demanded |= ours.digests
+    demanded |= ours.store.digests
     copies = copy_all({key: Source(store, at, demanded.get(key, "")) for store, at, key in work}, target, report)
     objects = {key: Object(digest=copy.digest, size=copy.size) for key, copy in copies.items()}
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
