@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner, Result
 
 from flows.audit import audit
@@ -35,7 +36,7 @@ def test_a_command_takes_it_from_another_and_names_it(copies: tuple[str, str], t
     bad, sound = copies
     step = ("--step", "3", "--records", tmp_path / "records", "--keys", tmp_path / "keys")
     alone = run("audit", bad, *step, "--json")
-    assert alone.exit_code == 11 and MANIFEST in json.loads(alone.stdout)["detail"]
+    assert alone.exit_code == 11 and PART in json.loads(alone.stdout)["detail"]
     found = json.loads(run("audit", bad, "--mirror", sound, *step, "--json").stdout)
     named = {(copy["store"], copy["key"]) for copy in found["bad_copies"]}
     assert (found["verdict"], found["exit_code"]) == ("match", 0)
@@ -63,5 +64,6 @@ def test_a_flow_takes_it_from_another(
         return replay.audit(**request | {"keys": str(tmp_path / "keys")}, report=lambda progress: None)
 
     monkeypatch.setattr(process, "run", here)
-    audited = audit(copies[0], 3, "reference", str(tmp_path / "records"), (copies[1],))
+    with temporary_settings({PREFECT_API_URL: api}):
+        audited = audit(copies[0], 3, "reference", str(tmp_path / "records"), (copies[1],))
     assert (audited.verdict, audited.bad_copies) == ("match", 2)
