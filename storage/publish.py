@@ -8,20 +8,20 @@ compared, not copied again. Nothing is ever overwritten.
 """
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.keys import Key, verify_signature
+from storage.copying import PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
 from storage.errors import InputFault, MissingObject, Refused, UsageError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Ledger
 from storage.records import Count, Digest, Record, Signature
 from storage.run import Run, open_run
-from storage.store import Store, create_same, object_digest
+from storage.store import Store, create_same
 from storage.stream import Stream
 
 RELEASE_KEY = "RELEASE.json"
@@ -29,7 +29,6 @@ MAX_RELEASE = 256 << 20
 PURPOSE = "release"
 RUN_FOLDERS = ("ledger/", "digests/", "checkpoints/", "objects/", "segments/", "probe/", "diagnostics/", "recipe.yaml")
 _OF_STEP = re.compile(r"(ledger|digests|diagnostics|checkpoints|probe)/(\d{8})\.jsonl?")
-_NAMED_BY_CONTENT = re.compile(r"objects/([0-9a-f]{64})")
 
 
 class Object(Record):
@@ -59,19 +58,6 @@ class Release(Record):
 
 
 @dataclass(frozen=True)
-class PublishProgress:
-    """Reported after each object; bytes and seconds of this call."""
-
-    key: str
-    objects: int
-    of_objects: int
-    bytes: int
-    of_bytes: int
-    seconds: float
-    seconds_left: float
-
-
-@dataclass(frozen=True)
 class Published:
     """What was published; copied: objects that were not there before."""
 
@@ -81,11 +67,12 @@ class Published:
     size: int
 
 
-Report = Callable[[PublishProgress], None]
-
-
 def publish(
-    run_store: Store, mix_store: Store, target: Store, key: Key, report: Report = lambda progress: None
+    run_store: Store,
+    mix_store: Store,
+    target: Store,
+    key: Key,
+    report: Callable[[PublishProgress], None] = lambda progress: None,
 ) -> Published:
     """Copy the run and its mix to `target`, read every object back and compare, then write RELEASE.json.
 
@@ -103,8 +90,10 @@ def publish(
     if released := _check_target(target, run):
         check_objects(target, released)
         return Published(target.uri, released, 0, _size(released.objects))
-    demanded, work = needed(run), list(_objects(run, mix_store))
-    objects, copied = _copy_all(work, demanded, target, report)
+    demanded = needed(run)
+    work = {key: Source(store, source, demanded.get(key, "")) for store, source, key in _objects(run, mix_store)}
+    copies = copy_all(work, target, report)
+    objects = {key: Object(digest=copy.digest, size=copy.size) for key, copy in copies.items()}
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
     body = ReleaseBody(
         run=run.ledger.run_id,
@@ -116,7 +105,7 @@ def publish(
     )
     release = Release(body=body, signature=key.sign(body.canonical(), PURPOSE))
     create_same(target, RELEASE_KEY, release.canonical())
-    return Published(target.uri, body, copied, _size(objects))
+    return Published(target.uri, body, sum(copy.new for copy in copies.values()), _size(objects))
 
 
 def load_release(store: Store, ledger: Ledger) -> ReleaseBody:
@@ -185,43 +174,6 @@ def _after(key: str, steps: int) -> bool:
     if not match:
         return False
     return int(match[2]) >= steps + (match[1] in ("checkpoints", "probe"))  # state `steps` is that after the last
-
-
-def _copy_all(
-    work: list[tuple[Store, str, str]], demanded: dict[str, str], target: Store, report: Report
-) -> tuple[dict[str, Object], int]:
-    sizes = [store.size(key) for store, key, _ in work]
-    began, done, copied, total = time.monotonic(), 0, 0, sum(sizes)
-    objects: dict[str, Object] = {}
-    for number, ((store, source, key), size) in enumerate(zip(work, sizes), 1):
-        objects[key], new = _copy(store, source, target, key, demanded.get(key, ""))
-        done, copied = done + size, copied + new
-        seconds = time.monotonic() - began
-        left = seconds / done * (total - done) if done else 0.0
-        report(PublishProgress(key, number, len(work), done, total, seconds, left))
-    return objects, copied
-
-
-def _copy(store: Store, source: str, target: Store, key: str, demanded: str) -> tuple[Object, bool]:
-    """Copy one object unless it is there, read it back, compare."""
-    data = store.read(source)
-    digest = object_digest(data)
-    named = _NAMED_BY_CONTENT.fullmatch(source)
-    if named and named[1] != digest:
-        raise InputFault(
-            f"{store.uri}: {source} has digest {digest}, not the one in its name",
-            cause="a part of a checkpoint was damaged after it was written",
-            next_step=f"rm {source} in the run's folder and the checkpoints that name it, train again, publish again",
-        )
-    check_listed({key: demanded}, {key: digest})
-    new = target.create(key, data)
-    if target.size(key) != len(data) or target.read(key) != data:
-        raise InputFault(
-            f"{target.uri}: {key} does not read back as it was written: expected digest {digest}",
-            cause="the target is damaged, or it holds an older state of this run",
-            next_step="publish to an empty target",
-        )
-    return Object(digest=digest, size=len(data)), new
 
 
 def _size(objects: dict[str, Object]) -> int:

@@ -126,10 +126,11 @@ class MemoryStore:
 
     def create(self, key: str, data: Data) -> bool:
         check_key(key)
+        whole = b"".join(pieces(data))  # before the lock, which their store may need
         with self._lock:
             if key in self._objects:
                 return False
-            self._objects[key] = b"".join(pieces(data))
+            self._objects[key] = whole
             return True
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
