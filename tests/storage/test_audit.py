@@ -12,7 +12,6 @@ from storage import checkpoint, engine
 from storage.advance import advance
 from storage.audit.certificate import Certificate, replay_proof, verify
 from storage.audit.confirm import Finding
-from storage.audit.draw import make_draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import audit_initial, audit_step
 from storage.audit.verdict import AuditProgress, Outcome, Verdict
@@ -24,6 +23,7 @@ from storage.run import Run
 from storage.store import LocalStore, MemoryStore
 from tests.storage import small
 from tests.storage.conftest import Small, flip
+from tests.storage.drawn import drawn
 from tests.storage.test_draw import BEACON
 
 
@@ -297,7 +297,7 @@ def test_other_arithmetic_is_refused(begun: Small, auditor: Key, tmp_path: Path)
 
 
 def test_draw_stands_in_the_certificate(made: Small, auditor: Key) -> None:
-    draw = make_draw(MemoryStore(str(made.folder)), made.release().ledger, "2026-11-29", BEACON, 2)
+    draw = drawn(MemoryStore(str(made.folder)), made.release().ledger, made.key, "2026-11-29", 2, BEACON)
     verdict = audit_step(made.published, draw.steps[0], "cpu", auditor, draw)
     assert verdict.certificate
     body = verify(verdict.certificate, made.release().ledger).body
