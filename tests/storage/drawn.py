@@ -2,16 +2,48 @@
 
 from datetime import UTC, datetime
 
-from storage.audit.beacon import Value
+import pytest
+
+from kernels.digest import digest
+from storage.audit.beacon import LEAD, SCHEMES, Scheme, Value
 from storage.audit.certificate import Beacon
 from storage.audit.draw import Draw
 from storage.audit.keys import Key
 from storage.audit.settle import draw_once
 from storage.audit.statement import Statement, announce
+from storage.errors import InputFault
 from storage.ledger import Ledger
 from storage.store import Store
 
 BEACON = Beacon(scheme="file", round=7, value="ab" * 32)
+
+
+class Hourly:
+    """A source whose rounds come out every hour, each with a value that anyone can check; see hourly()."""
+
+    scheme = "hourly"
+
+    def coming(self, now: datetime) -> int:
+        return int((now + LEAD).timestamp()) // 3600 + 1
+
+    def fetch(self, number: int) -> Value:
+        return Value(Beacon(scheme=self.scheme, round=number, value=_hourly(number)), "")
+
+
+def hourly(patch: pytest.MonkeyPatch) -> Hourly:
+    """Make the scheme known for one test."""
+
+    def check(value: Value) -> None:
+        if value.beacon.value != _hourly(value.beacon.round):
+            raise InputFault("not the value of this hour")
+
+    due = Scheme(check, lambda number: datetime.fromtimestamp(number * 3600, UTC))
+    patch.setitem(SCHEMES, Hourly.scheme, due)
+    return Hourly()
+
+
+def _hourly(number: int) -> str:
+    return digest(number.to_bytes(8, "big"), "hourly")
 
 
 class Known:

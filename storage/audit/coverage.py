@@ -1,0 +1,53 @@
+"""Coverage: which steps were audited, and what so many audits of random steps prove."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kernels import canonical
+from kernels.digest import digest
+from storage.audit.states import DrawnStep
+
+CONFIDENCE = (19, 20)  # 95 %
+ANSWERED = ("attested", "confirmed")
+
+
+@dataclass(frozen=True)
+class Proven:
+    """k audited of N steps at random; smallest: the least number of bad steps that would have been found at 95 %."""
+
+    audited: int
+    steps: int
+    smallest: int | None
+
+
+def detection(audited: int, steps: int, bad: int) -> float:
+    """1 − (1 − k/N)^c: the probability that k audits of random steps meet one of c bad ones among N."""
+    return 1 - (1 - audited / steps) ** bad
+
+
+def proven(rows: list[DrawnStep], steps: int) -> Proven:
+    """What the drawn steps that were audited prove of `steps` steps: a step of one's own choice proves itself only."""
+    audited = len({row.step for row in rows if row.state in ANSWERED})
+    return Proven(audited, steps, smallest_found(audited, steps))
+
+
+def smallest_found(audited: int, steps: int) -> int | None:
+    """The smallest c with detection(audited, steps, c) ≥ 95 %, exactly; None if nothing was audited."""
+    if not audited:
+        return None
+    if audited >= steps:
+        return 1
+    missed, of = CONFIDENCE[1] - CONFIDENCE[0], CONFIDENCE[1]
+    bad = max(1, math.floor(math.log(missed / of) / math.log1p(-audited / steps)) - 1)
+    while of * (steps - audited) ** bad > missed * steps**bad:
+        bad += 1
+    return bad
+
+
+def first_for(key: str, run: str, steps: Collection[int]) -> int:
+    """The one of some steps that this key should take: by hash of key and step.
+
+    Every key prefers another, so many auditors spread over the steps without anyone who assigns them.
+    """
+    return min(steps, key=lambda step: digest(canonical.dumps({"key": key, "run": run, "step": step}), "next"))
