@@ -96,7 +96,7 @@ def _proven(found: dict[str, Any]) -> Iterator[str]:
         yield "no drawn step was audited by a named key: nothing is proven of the others"
         return
     chances = ", ".join(f"{bad} with {chance:.1%}" for bad, chance in found["chances"].items())
-    yield f"{found['audited']} of {found['steps']} steps were drawn and audited; bad steps would have been found: {chances}"
+    yield f"{found['audited']} of {found['steps']} steps were drawn and audited; so many bad ones would show: {chances}"
     yield f"the smallest number of bad steps that would have been found with 95 %: {found['smallest']}"
 
 
@@ -130,5 +130,5 @@ def next_lines(found: dict[str, Any], store: str) -> Iterator[str]:
     if found["step"] is None:
         yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
         return
-    yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: of {found['of']} that are open to this key"
+    yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: one of {found['of']} open to this key"
     yield f"next: verbatim audit {store} --draw {found['date']} --step {found['step']}"

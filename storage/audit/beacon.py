@@ -136,8 +136,11 @@ class Own:
         return int(f"{now:%Y%m%d}")
 
     def fetch(self, number: int) -> Value:
-        day = str(number)
-        key = f"beacons/{day[:4]}-{day[4:6]}-{day[6:]}.json"
+        try:
+            day = datetime.strptime(str(number), "%Y%m%d").date()
+        except ValueError:
+            raise Refused(f"round {number} is no date, so its value was not drawn on this machine") from None
+        key = f"beacons/{day}.json"
         self._records.create(key, Beacon(scheme=self.scheme, round=number, value=os.urandom(32).hex()).canonical())
         return Value(Beacon.parse(self._records.read(key, limit=MAX_BEACON), key), "")
 
