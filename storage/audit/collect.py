@@ -34,49 +34,63 @@ class Evidence:
 
 def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
     """Everything that the stores hold about this run."""
-    found, seen = Evidence(), set[bytes]()
-    run = ledger.run_id[:16]
-
-    def night(data: bytes, where: str) -> None:
-        record = parse_night(data, where)
-        check_night(record, ledger)
-        if isinstance(record, Statement):
-            found.statements.append(record)
-        else:
-            found.missed.append(record)
-
-    def witness(data: bytes, where: str) -> None:
-        found.witnesses.append(parse_witness(data, where))
-
-    def draw(data: bytes, where: str) -> None:
-        found.draws.append(parse_draw(data, where, ledger))
-
-    def certificate(data: bytes, where: str) -> None:
-        if Certificate.parse(data, where, CertificateFault).body.run == ledger.run_id:  # one folder serves many runs
-            found.certificates.append(verify(data, ledger).body)
-
-    kinds: list[tuple[str, int, Callable[[bytes, str], None]]] = [
-        (f"statements/{run}/", MAX_STATEMENT, night),
-        (f"witnesses/{run}/", MAX_STATEMENT, witness),
-        (f"draws/{run}/", MAX_DRAW, draw),
-        ("certificates/", MAX_CERTIFICATE, certificate),
-    ]
+    collector = _Collector(ledger)
     for store in stores:
-        for folder, limit, take in ((base + name, limit, take) for base in BASES for name, limit, take in kinds):
-            for key in store.list(folder):
-                _take(store, key, limit, take, seen, found)
-    return found
+        for base in BASES:
+            collector.read(store, base)
+    return collector.found
 
 
-def _take(
-    store: Store, key: str, limit: int, take: Callable[[bytes, str], None], seen: set[bytes], found: Evidence
-) -> None:
-    try:
-        data = store.read(key, limit=limit)
-        if data not in seen:
-            seen.add(data)
-            take(data, key)
-    except Equivocation as error:
-        found.against.append(error.message)
-    except InputFault as error:
-        found.faulty[f"{store.uri}: {key}"] = error.message
+class _Collector:
+    def __init__(self, ledger: Ledger) -> None:
+        self.found = Evidence()
+        self._ledger, self._seen = ledger, set[bytes]()
+
+    def read(self, store: Store, base: str) -> None:
+        """Take every record below `base`; a record that was seen before is passed over."""
+        run = self._ledger.run_id[:16]
+        for folder, limit, take in (
+            (f"statements/{run}/", MAX_STATEMENT, self._night),
+            (f"witnesses/{run}/", MAX_STATEMENT, self._witness),
+            (f"draws/{run}/", MAX_DRAW, self._draw),
+            ("certificates/", MAX_CERTIFICATE, self._certificate),
+        ):
+            for key in store.list(base + folder):
+                self._try(store, key, limit, take)
+
+    def _try(self, store: Store, key: str, limit: int, take: Callable[[bytes, str], None]) -> None:
+        try:
+            data = store.read(key, limit=limit)
+            if self._is_new(data):
+                take(data, key)
+        except Equivocation as error:
+            self.found.against.append(error.message)
+        except InputFault as error:
+            self.found.faulty[f"{store.uri}: {key}"] = error.message
+
+    def _is_new(self, data: bytes) -> bool:
+        new = data not in self._seen
+        self._seen.add(data)
+        return new
+
+    def _night(self, data: bytes, where: str) -> None:
+        night = parse_night(data, where)
+        check_night(night, self._ledger)
+        if isinstance(night, Statement):
+            self.found.statements.append(night)
+        else:
+            self.found.missed.append(night)
+
+    def _witness(self, data: bytes, where: str) -> None:
+        self.found.witnesses.append(parse_witness(data, where))
+
+    def _draw(self, data: bytes, where: str) -> None:
+        draw = parse_draw(data, where, self._ledger)
+        self.found.draws.append(draw)
+        if self._is_new(draw.statement.canonical()):
+            self.found.statements.append(draw.statement)
+
+    def _certificate(self, data: bytes, where: str) -> None:
+        # One folder serves every run that its owner audits.
+        if Certificate.parse(data, where, CertificateFault).body.run == self._ledger.run_id:
+            self.found.certificates.append(verify(data, self._ledger).body)

@@ -33,16 +33,20 @@ def proven(rows: list[DrawnStep], steps: int) -> Proven:
 
 
 def smallest_found(audited: int, steps: int) -> int | None:
-    """The smallest c with detection(audited, steps, c) ≥ 95 %, exactly; None if nothing was audited."""
+    """The smallest c with detection(audited, steps, c) ≥ 95 %, exactly; None if nothing was audited.
+
+    More bad steps than were left unaudited are found for certain.
+    """
     if not audited:
         return None
-    if audited >= steps:
+    certain = steps - audited + 1
+    if certain <= 1:
         return 1
     missed, of = CONFIDENCE[1] - CONFIDENCE[0], CONFIDENCE[1]
-    bad = max(1, math.floor(math.log(missed / of) / math.log1p(-audited / steps)) - 1)
-    while of * (steps - audited) ** bad > missed * steps**bad:
+    bad = max(1, math.floor(math.log(missed / of) / math.log1p(-audited / steps)) - 1)  # a step or two too few
+    while bad < certain and of * (steps - audited) ** bad > missed * steps**bad:
         bad += 1
-    return bad
+    return min(bad, certain)
 
 
 def first_for(key: str, run: str, steps: Collection[int]) -> int:

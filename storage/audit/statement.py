@@ -22,6 +22,8 @@ from storage.store import Store
 
 MAX_STATEMENT = 1 << 14
 PURPOSE = "statement"
+_MISSED = b'{"body":{"date":'
+BEGINS = (b'{"body":{"count":', _MISSED)  # a statement or a missed night, and no certificate
 FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -144,12 +146,18 @@ def load_night(records: Store, ledger: Ledger, date: str) -> Night:
 
 def parse_night(data: bytes, where: str) -> Night:
     """The record, by its kind; InputFault unless it is one of the two forms."""
-    form = Missed if data.startswith(b'{"body":{"date":') else Statement
+    form = Missed if data.startswith(_MISSED) else Statement
     return form.parse(data, where)
 
 
 def check_night(night: Night, ledger: Ledger) -> None:
     """InputFault unless the trainer of this run signed it; Equivocation if its head is not the ledger's there."""
+    _check_signed(night, ledger)
+    if isinstance(night, Statement):
+        _check_statement(night.body, ledger)
+
+
+def _check_signed(night: Night, ledger: Ledger) -> None:
     body = night.body
     if not _is_date(body.date):
         raise InputFault(f"a statement is of {body.date[:40]!r}, which is no date")
@@ -160,8 +168,9 @@ def check_night(night: Night, ledger: Ledger) -> None:
             f"the statement of {body.date} is not signed by the run's trainer {ledger.header.trainer}",
             cause="the record was edited, or another made it",
         )
-    if isinstance(body, MissedBody):
-        return
+
+
+def _check_statement(body: StatementBody, ledger: Ledger) -> None:
     scheme(body.scheme)
     if body.step > len(ledger):
         raise InputFault(
@@ -200,6 +209,36 @@ def round_is_out(body: StatementBody, now: datetime) -> bool | None:
     """Whether the round that a statement names is out; None if the scheme's rounds have no times."""
     due = scheme(body.scheme).time(body.round)
     return None if due is None else now >= due
+
+
+def check_together(nights: list[Night], ledger: Ledger) -> None:
+    """Each of several nights; Equivocation where two of them, or one and the ledger, cannot both be true."""
+    for night in nights:
+        _check_signed(night, ledger)  # before anyone is accused of having signed it
+    check_one_history([night for night in nights if isinstance(night, Statement)])
+    first_of: dict[str, Night] = {}
+    for night in nights:
+        check_night(night, ledger)
+        check_same(first_of.setdefault(night.body.date, night), night)
+
+
+def check_same(one: Night, other: Night) -> None:
+    """Equivocation unless two of the trainer's words on one night are the same."""
+    if one.body == other.body:
+        return
+    if isinstance(one, Statement) and isinstance(other, Statement):
+        rounds = f"rounds {one.body.round} and {other.body.round}, {one.body.count} and {other.body.count} steps"
+        raise Equivocation(
+            f"the trainer signed two statements of {one.body.date}: {rounds}",
+            cause="the trainer wants to choose between two draws",
+            next_step="keep both files: they are the proof",
+        )
+    if isinstance(one, Missed) != isinstance(other, Missed):
+        raise Equivocation(
+            f"the trainer called the night of {one.body.date} missed, and signed its statement",
+            cause="its draw was not to the trainer's liking",
+            next_step="keep both files: they are the proof",
+        )
 
 
 def check_one_history(statements: list[Statement]) -> None:

@@ -16,7 +16,7 @@ from storage.audit.certificate import Body
 from storage.audit.collect import Evidence
 from storage.audit.draw import Draw
 from storage.audit.named import Named
-from storage.audit.statement import Statement, check_one_history, round_is_out
+from storage.audit.statement import Night, Statement, check_one_history, check_same, round_is_out
 from storage.audit.witness import in_time
 from storage.errors import Equivocation
 from storage.ledger import Entry, Ledger
@@ -179,17 +179,14 @@ def _contradictions(evidence: Evidence) -> Iterator[Finding]:
         check_one_history(evidence.statements)
     except Equivocation as error:
         yield Finding("two histories", "", error.message)
-    first: dict[str, Statement] = {}
-    for statement in evidence.statements:
-        body = statement.body
-        other = first.setdefault(body.date, statement).body
-        if other != body:
-            rounds = f"rounds {other.round} and {body.round}, {other.count} and {body.count} steps of {body.step}"
-            yield Finding("two statements", body.date, f"the trainer signed two statements of {body.date}: {rounds}")
-    for missed in evidence.missed:
-        if missed.body.date in first:
-            says = f"called missed at {missed.body.written}, but the trainer had signed its statement"
-            yield Finding("called missed", missed.body.date, says)
+    first: dict[str, Night] = {}
+    nights: list[Night] = [*evidence.statements, *evidence.missed]
+    for night in nights:
+        try:
+            check_same(first.setdefault(night.body.date, night), night)
+        except Equivocation as error:
+            kind = "two statements" if isinstance(night, Statement) else "called missed"
+            yield Finding(kind, night.body.date, error.message)
 
 
 def _redrawn(evidence: Evidence, named: Named) -> Iterator[Finding]:

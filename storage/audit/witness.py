@@ -17,10 +17,11 @@ from storage.audit.statement import (
     Statement,
     check_night,
     check_one_history,
+    check_same,
     first,
     round_is_out,
 )
-from storage.errors import Equivocation, InputFault, Refused
+from storage.errors import InputFault, Refused
 from storage.ledger import Ledger
 from storage.records import Digest, Record, Signature, Text
 from storage.store import Store
@@ -84,19 +85,8 @@ def bear_witness(records: Store, ledger: Ledger, key: Key, statement: Statement,
 def _keep(records: Store, ledger: Ledger, statement: Statement) -> None:
     """Keep the statement beside what this witness saw before, or say what contradicts it."""
     night = first(records, ledger, statement)
-    if night == statement:
-        return
-    if isinstance(night, Statement):
-        check_one_history([night, statement])
-        rounds = f"rounds {night.body.round} and {statement.body.round}"
-        raise Equivocation(
-            f"the trainer made two statements of {night.body.date}: {rounds}",
-            cause="the trainer wants to choose between two draws",
-            next_step="keep both files: they are the proof",
-        )
-    raise Equivocation(
-        f"the night of {night.body.date} was called missed, but here is its statement", next_step="keep both files"
-    )
+    check_one_history([night, statement] if isinstance(night, Statement) else [])
+    check_same(night, statement)
 
 
 def parse_witness(data: bytes, where: str) -> Witness:
