@@ -13,9 +13,9 @@ from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import detection, first_for, proven
 from storage.audit.keys import load_or_create_key
 from storage.audit.named import Named, load_named
-from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened
+from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened, parts
 from storage.errors import Divergence, InputFault
-from storage.ledger import Ledger
+from storage.ledger import Entry, Ledger
 from storage.store import Store, open_store
 
 COUNTS_AGAINST = ("two histories", "two statements", "called missed", "dropped", "redrawn")
@@ -85,10 +85,14 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     if rows:
         yield f"{'date':10}  {'step':>6}  {'state':10}  {'by':24}  drawn on"
     for row in rows[-SHOWN:]:
-        by = ", ".join([*row["names"], *([f"{row['unlisted']} unlisted"] if row["unlisted"] else [])]) or "nobody"
+        by = ", ".join([*row["names"], *row["parts"], *_unlisted(row)]) or "nobody"
         yield f"{row['date']:10}  {row['step']:6}  {row['state']:10}  {by:24}  {row['basis']}"
     if (more := len(rows) - SHOWN) > 0:
         yield f"and {more} earlier ones: --json lists them all"
+
+
+def _unlisted(row: dict[str, Any]) -> list[str]:
+    return [f"{row['unlisted']} unlisted"] if row["unlisted"] else []
 
 
 def _proven(found: dict[str, Any]) -> Iterator[str]:
@@ -101,18 +105,32 @@ def _proven(found: dict[str, Any]) -> Iterator[str]:
 
 
 def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> dict[str, Any]:
-    """The drawn steps that this machine's auditor should take, the first first: {key, step, date, state, of}."""
+    """What this machine's auditor should take: {key, of, step, date, state, unit}; step None: nothing is left.
+
+    of: how many drawn steps are open to the key. unit: of a step that was opened, one that nobody audited, else None.
+    """
     release, ledger, evidence, names = _collected(store, records, named)
-    key = load_or_create_key(keys, "auditor").public
-    own = {body.step for body in evidence.certificates if body.auditor == key}
+    key, bodies = load_or_create_key(keys, "auditor").public, evidence.certificates
+    own = {body.step for body in bodies if body.auditor == key and isinstance(body.reproduced, Entry)}
     open_to = [
         row
         for row in drawn_steps(evidence, ledger, names, opened(release), datetime.now(UTC))
         if row.state != "confirmed" and row.step not in own
     ]
-    first = _choose(open_to, key, ledger.run_id)
-    chosen = {"step": first.step, "date": first.date, "state": first.state} if first else {"step": None}
-    return {"key": key, "of": len(open_to)} | chosen
+    row = _choose(open_to, key, ledger.run_id)
+    if row is None:
+        return {"key": key, "of": 0, "step": None}
+    unit = _unit(release, ledger, row.step, key, parts(bodies).get(row.step, set()))
+    return {"key": key, "of": len(open_to), "step": row.step, "date": row.date, "state": row.state, "unit": unit}
+
+
+def _unit(release: Store, ledger: Ledger, step: int, key: str, done: set[str]) -> int | None:
+    """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
+    if not release.list(f"openings/{step:08d}.json"):
+        return None
+    units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
+    left = [unit for unit in range(units) if f"unit {unit}" not in done]
+    return first_for(key, f"{ledger.run_id} step {step}", left) if left else None
 
 
 def _choose(rows: list[DrawnStep], key: str, run: str) -> DrawnStep | None:
@@ -131,4 +149,7 @@ def next_lines(found: dict[str, Any], store: str) -> Iterator[str]:
         yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
         return
     yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: one of {found['of']} open to this key"
-    yield f"next: verbatim audit {store} --draw {found['date']} --step {found['step']}"
+    command = f"verbatim audit {store} --draw {found['date']} --step {found['step']}"
+    yield f"next: {command}"
+    if found["unit"] is not None:
+        yield f"or one unit of it, in a fraction of the time: {command} --unit {found['unit']}"

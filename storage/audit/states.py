@@ -47,7 +47,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """A drawn step: on whose word the draw rests, and who answered. unlisted: certificates by keys without a name."""
+    """A drawn step: on whose word the draw rests, and who answered.
+
+    parts: parts of the step ("unit 3", "sum") that matched for named keys, which do not attest the whole. unlisted: how
+    many certificates of keys without a name there are of it or a part of it.
+    """
 
     date: str
     step: int
@@ -55,6 +59,7 @@ class DrawnStep:
     state: str
     names: tuple[str, ...]
     backends: tuple[str, ...]
+    parts: tuple[str, ...]
     unlisted: int
 
 
@@ -76,9 +81,10 @@ def opened(store: Store) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Audited:
-    """What named keys say of each step: how many times it matched, and whether it did not."""
+    """What named keys say of each step: how often it matched, which parts of it did, and whether it did not."""
 
     matches: list[list[Match]]
+    parts: dict[int, set[str]]
     mismatches: frozenset[int]
 
     @classmethod
@@ -89,7 +95,9 @@ class Audited:
         for match in matching(bodies, named):
             for step in range(match.first, match.last + 1):
                 matches[step].append(match)
-        return cls(matches, frozenset(b.step for b in bodies if b.verdict == "no-match" and b.step is not None))
+        return cls(
+            matches, parts(bodies), frozenset(b.step for b in bodies if b.verdict == "no-match" and b.step is not None)
+        )
 
     def level(self, step: int) -> str:
         """ "disputed"; "confirmed" by two names on two backends; "attested" by any; "" where nobody audited it."""
@@ -111,10 +119,18 @@ def drawn_steps(
     for draw in sorted(evidence.draws, key=lambda draw: draw.date):
         basis, late = _basis(evidence, ledger, draw.statement, named), now.astimezone(UTC) >= deadline(draw)
         for step in draw.steps:
-            state = audited.level(step) or _unanswered(late, step in published)
             names, backends = ({getattr(match, of) for match in audited.matches[step]} for of in ("name", "backend"))
             rows.append(
-                DrawnStep(draw.date, step, basis, state, tuple(sorted(names)), tuple(sorted(backends)), unlisted[step])
+                DrawnStep(
+                    date=draw.date,
+                    step=step,
+                    basis=basis,
+                    state=audited.level(step) or _unanswered(late, step in published),
+                    names=tuple(sorted(names)),
+                    backends=tuple(sorted(backends)),
+                    parts=tuple(sorted(audited.parts.get(step, ()))),
+                    unlisted=unlisted[step],
+                )
             )
     return rows
 
@@ -149,6 +165,15 @@ def matching(bodies: list[Body], named: Named) -> Iterator[Match]:
             if body.first_step <= last:
                 backend = body.provenance.backend.removeprefix("checked:")
                 yield Match(named[body.auditor], backend, body.first_step, last)
+
+
+def parts(bodies: list[Body]) -> dict[int, set[str]]:
+    """Step → its parts that came out equal, as a certificate names them behind the step: "unit 3", "sum", "update"."""
+    found: dict[int, set[str]] = {}
+    for body in bodies:
+        if body.step is not None and not isinstance(body.reproduced, Entry) and body.verdict == "match":
+            found.setdefault(body.step, set()).add(body.piece.removeprefix(f"step {body.step} "))
+    return found
 
 
 def _unanswered(late: bool, published: bool) -> str:

@@ -241,7 +241,7 @@ def test_what_so_many_audits_prove() -> None:
 
 def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> None:
     def row(step: int, state: str) -> DrawnStep:
-        return DrawnStep(DATE, step, "trainer's word", state, (), (), 0)
+        return DrawnStep(DATE, step, "trainer's word", state, (), (), (), 0)
 
     rows = [row(number, state) for number, state in enumerate(states.STATES)] + [row(4, "confirmed")]
     assert proven(rows, 40) == Proven(2, 40, smallest_found(2, 40))
