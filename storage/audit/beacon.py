@@ -45,10 +45,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Scheme:
-    """What can be said of a scheme's values without its source. time: when a round comes out, None if nobody knows."""
+    """What can be said of a scheme's values without its source.
+
+    time: when a round comes out, None if nobody knows. prepare: is given many values before each of them is checked.
+    """
 
     check: Callable[[Value], None]
     time: Callable[[int], datetime | None]
+    prepare: Callable[[list[Value]], None] = lambda values: None
 
 
 def _check_file(value: Value) -> None:
@@ -63,9 +67,13 @@ def _check_quicknet(value: Value) -> None:
         raise InputFault(f"round {beacon.round} of quicknet has value {value_due}, the record says {beacon.value}")
 
 
+def _prepare_quicknet(values: list[Value]) -> None:
+    drand.check_together((value.beacon.round, value.evidence) for value in values)
+
+
 SCHEMES = {
     "file": Scheme(_check_file, lambda number: None),
-    "quicknet": Scheme(_check_quicknet, drand.time_of),
+    "quicknet": Scheme(_check_quicknet, drand.time_of, _prepare_quicknet),
 }
 
 
@@ -79,6 +87,12 @@ def scheme(name: str) -> Scheme:
 def check_value(value: Value) -> None:
     """InputFault unless the scheme's evidence shows that this is its value of this round."""
     scheme(value.beacon.scheme).check(value)
+
+
+def prepare(values: list[Value]) -> None:
+    """Make the checks of many values faster; what is wrong with one of them, check_value() says."""
+    for name, known in SCHEMES.items():
+        known.prepare([value for value in values if value.beacon.scheme == name])
 
 
 def open_source(address: str, records: Store) -> Source:

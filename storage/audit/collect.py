@@ -5,9 +5,11 @@ does not check out is told and counts for nothing; one that contradicts the ledg
 a finding against the run (states.py).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from storage.audit.beacon import Value, prepare
 from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, verify
 from storage.audit.draw import MAX_DRAW, Draw, parse_draw
 from storage.audit.statement import MAX_STATEMENT, Missed, Statement, check_night, parse_night
@@ -38,6 +40,7 @@ def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
     for store in stores:
         for base in BASES:
             collector.read(store, base)
+    collector.take_draws()
     return collector.found
 
 
@@ -45,28 +48,39 @@ class _Collector:
     def __init__(self, ledger: Ledger) -> None:
         self.found = Evidence()
         self._ledger, self._seen = ledger, set[bytes]()
+        self._draws: dict[str, tuple[Draw, bytes]] = {}
 
     def read(self, store: Store, base: str) -> None:
-        """Take every record below `base`; a record that was seen before is passed over."""
+        """Take every record below `base`; a record that was seen before is passed over, a draw is put by."""
         run = self._ledger.run_id[:16]
         for folder, limit, take in (
             (f"statements/{run}/", MAX_STATEMENT, self._night),
             (f"witnesses/{run}/", MAX_STATEMENT, self._witness),
-            (f"draws/{run}/", MAX_DRAW, self._draw),
+            (f"draws/{run}/", MAX_DRAW, self._put_by),
             ("certificates/", MAX_CERTIFICATE, self._certificate),
         ):
             for key in store.list(base + folder):
-                self._try(store, key, limit, take)
+                where = f"{store.uri}: {key}"
+                with self._told(where):
+                    data = store.read(key, limit=limit)
+                    if self._is_new(data):
+                        take(data, where)
 
-    def _try(self, store: Store, key: str, limit: int, take: Callable[[bytes, str], None]) -> None:
+    def take_draws(self) -> None:
+        """Check the draws that were read, their beacons' values together."""
+        prepare([Value(draw.beacon, draw.evidence) for draw, _ in self._draws.values()])
+        for where, (_, data) in self._draws.items():
+            with self._told(where):
+                self._draw(data, where)
+
+    @contextmanager
+    def _told(self, where: str) -> Iterator[None]:
         try:
-            data = store.read(key, limit=limit)
-            if self._is_new(data):
-                take(data, key)
+            yield
         except Equivocation as error:
             self.found.against.append(error.message)
         except InputFault as error:
-            self.found.faulty[f"{store.uri}: {key}"] = error.message
+            self.found.faulty[where] = error.message
 
     def _is_new(self, data: bytes) -> bool:
         new = data not in self._seen
@@ -83,6 +97,9 @@ class _Collector:
 
     def _witness(self, data: bytes, where: str) -> None:
         self.found.witnesses.append(parse_witness(data, where))
+
+    def _put_by(self, data: bytes, where: str) -> None:
+        self._draws[where] = Draw.parse(data, where), data
 
     def _draw(self, data: bytes, where: str) -> None:
         draw = parse_draw(data, where, self._ledger)

@@ -10,8 +10,10 @@ server can only withhold a round, never invent one.
 import hashlib
 import json
 import re
+import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from typing import Any
 
 from storage.corpus.download import download_bytes
 from storage.errors import InputFault
@@ -61,7 +63,7 @@ def fetch(address: str, number: int) -> str:
 
 def check(number: int, signature: str) -> None:
     """InputFault unless this is the group's signature of the round."""
-    if not _SIGNATURE.match(signature) or not _genuine(number, signature):
+    if not _genuine(number, signature):
         raise InputFault(
             f"round {number} of drand's quicknet: {signature[:96]!r} is not the group's signature",
             cause="the server or a record is damaged, or someone invented the value",
@@ -69,23 +71,72 @@ def check(number: int, signature: str) -> None:
         )
 
 
-@cache
-def _genuine(number: int, signature: str) -> bool:
-    """Whether e(H(round), public key) = e(signature, generator)."""
-    # Here and not above: it takes a second to import, which only draws by drand need.
-    from py_ecc.bls.g2_primitives import subgroup_check
-    from py_ecc.bls.hash_to_curve import hash_to_G1
-    from py_ecc.bls.point_compression import decompress_G1, decompress_G2
-    from py_ecc.bls.typing import G1Compressed, G2Compressed
-    from py_ecc.optimized_bls12_381 import FQ12, G2, final_exponentiate, is_inf, neg, pairing
+def check_together(rounds: Iterable[tuple[int, str]]) -> None:
+    """Check many (round, signature) at once, eight times as fast as one by one; check() then knows the genuine ones.
 
+    The sum of the signatures, each times a random factor that a forger cannot know, must be the group's for the sum of
+    the rounds. Where one is not genuine nothing is remembered, and check() finds which.
+    """
+    from py_ecc.optimized_bls12_381 import Z1, add, multiply
+
+    new = [one for one in set(rounds) if one not in _GENUINE]
+    points = [_point(signature) for _, signature in new]
+    if len(new) < 2 or None in points:
+        return
+    left, right = Z1, Z1
+    for (number, _), point in zip(new, points, strict=True):
+        factor = 1 + secrets.randbits(128)
+        left, right = add(left, multiply(_hashed(number), factor)), add(right, multiply(point, factor))
+    if _balanced(left, right):
+        _GENUINE.update(new)
+
+
+_GENUINE: set[tuple[int, str]] = set()  # a draw is read many times
+
+
+def _genuine(number: int, signature: str) -> bool:
+    if (number, signature) in _GENUINE:
+        return True
+    point = _point(signature)
+    if point is None or not _balanced(_hashed(number), point):
+        return False
+    _GENUINE.add((number, signature))
+    return True
+
+
+# py_ecc is imported where it is used: that takes a second, which only draws by drand need.
+
+
+def _point(signature: str) -> Any:
+    """The point of G1 that the hex digits are; None if they are none, or none of the right subgroup."""
+    from py_ecc.bls.g2_primitives import subgroup_check
+    from py_ecc.bls.point_compression import decompress_G1
+    from py_ecc.bls.typing import G1Compressed
+    from py_ecc.optimized_bls12_381 import is_inf
+
+    if not _SIGNATURE.match(signature):
+        return None
     try:
         point = decompress_G1(G1Compressed(int(signature, 16)))
     except ValueError:
-        return False
-    if is_inf(point) or not subgroup_check(point):
-        return False
+        return None
+    return None if is_inf(point) or not subgroup_check(point) else point
+
+
+def _hashed(number: int) -> Any:
+    """The point of G1 that the group signs for a round."""
+    from py_ecc.bls.hash_to_curve import hash_to_G1
+
+    message = hashlib.sha256(number.to_bytes(8, "big")).digest()
+    return hash_to_G1(message, DOMAIN, hashlib.sha256)  # type: ignore[arg-type]
+
+
+def _balanced(hashed: Any, point: Any) -> bool:
+    """Whether e(hashed, public key) = e(point, generator)."""
+    from py_ecc.bls.point_compression import decompress_G2
+    from py_ecc.bls.typing import G2Compressed
+    from py_ecc.optimized_bls12_381 import FQ12, G2, final_exponentiate, neg, pairing
+
     key = decompress_G2(G2Compressed((int(PUBLIC_KEY[:96], 16), int(PUBLIC_KEY[96:], 16))))
-    hashed = hash_to_G1(hashlib.sha256(number.to_bytes(8, "big")).digest(), DOMAIN, hashlib.sha256)  # type: ignore[arg-type]
     both = pairing(key, hashed, False) * pairing(G2, neg(point), False)
     return bool(final_exponentiate(both) == FQ12.one())

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from py_ecc.bls.point_compression import compress_G1, compress_G2
+from py_ecc.optimized_bls12_381 import G2, multiply
 
 from storage.audit import drand
 from storage.audit.beacon import LEAD, Quicknet, Value, check_value
@@ -123,3 +126,40 @@ def test_a_genuine_signature_of_another_round_does_not_pass_for_this_one() -> No
         value = Quicknet(server.url).fetch(ROUND + 1)
         with pytest.raises(InputFault, match="not the group's signature"):
             check_value(value)
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """A group whose secret we know, in the place of the public one: signs any round."""
+    secret = 0x5EC2E7
+    halves = compress_G2(multiply(G2, secret))
+    monkeypatch.setattr(drand, "PUBLIC_KEY", f"{halves[0]:096x}{halves[1]:096x}")
+    monkeypatch.setattr(drand, "_GENUINE", set())
+    return lambda number: f"{compress_G1(multiply(drand._hashed(number), secret)):096x}"
+
+
+def test_many_rounds_are_checked_at_once(group: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [(number, group(number)) for number in range(1, 6)]
+    drand.check_together(rounds)
+    monkeypatch.setattr(drand, "_balanced", None)  # nothing is left to be computed
+    for number, signature in rounds:
+        drand.check(number, signature)
+
+
+@pytest.mark.parametrize("wrong", ["of another round", "of another group", "none"])
+def test_one_wrong_signature_among_many_is_found(group: Callable[[int], str], wrong: str) -> None:
+    rounds = {number: group(number) for number in range(1, 4)}
+    rounds[2] = {"of another round": rounds[3], "of another group": SIGNATURE, "none": "0" * 96}[wrong]
+    drand.check_together(rounds.items())
+    drand.check(1, rounds[1])
+    drand.check(3, rounds[3])
+    with pytest.raises(InputFault, match="round 2 of drand's quicknet"):
+        drand.check(2, rounds[2])
+
+
+def test_two_wrong_signatures_do_not_make_up_for_each_other(group: Callable[[int], str]) -> None:
+    """Their sum is right; without random factors both would pass."""
+    drand.check_together([(1, group(2)), (2, group(1))])
+    for number in (1, 2):
+        with pytest.raises(InputFault):
+            drand.check(number, group(3 - number))
