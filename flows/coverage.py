@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from storage.audit.collect import Evidence, collect
+from storage.audit.collect import BASES, Evidence, collect
 from storage.audit.coverage import detection, first_for, proven
 from storage.audit.keys import load_or_create_key
 from storage.audit.named import Named, load_named
@@ -126,7 +126,7 @@ def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> 
 
 def _unit(release: Store, ledger: Ledger, step: int, key: str, done: set[str]) -> int | None:
     """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
-    if not release.list(f"openings/{step:08d}.json"):
+    if not any(release.list(f"{base}openings/{step:08d}.json") for base in BASES):
         return None
     units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
     left = [unit for unit in range(units) if f"unit {unit}" not in done]

@@ -12,7 +12,7 @@ from storage.errors import UsageError, printable
 
 console = Console()
 
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
+StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

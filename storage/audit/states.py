@@ -4,6 +4,7 @@ Every drawn step has one of STATES. Every night was stated, drawn or missed. Wha
 PROOFS are those that the trainer's own signatures prove.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from storage.ledger import Entry, Ledger
 from storage.store import Store
 
 DEADLINE = timedelta(days=7)  # after the date of the draw
+_OPENING = re.compile(r"(?:audits/)?openings/(\d{8})\.json", re.ASCII)
 STATES = {
     "due": "drawn; there is time until its deadline",
     "unanswered": "its deadline passed, and the state before it was not published: counts against the run",
@@ -75,8 +77,8 @@ class Match:
 
 def opened(store: Store) -> frozenset[int]:
     """Steps whose preceding state is published: by a checkpoint, or by an opening."""
-    openings = (key.removeprefix("openings/").removesuffix(".json") for key in store.list("openings/"))
-    return frozenset(checkpoint.steps(store)) | {int(name) for name in openings if name.isascii() and name.isdigit()}
+    keys = store.list("openings/") + store.list("audits/openings/")
+    return frozenset(checkpoint.steps(store)) | {int(match[1]) for key in keys if (match := _OPENING.fullmatch(key))}
 
 
 @dataclass(frozen=True)

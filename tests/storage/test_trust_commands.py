@@ -179,17 +179,17 @@ def test_verify_takes_statements_and_draws_and_sets_them_beside_each_other(desk:
     draw = desk.draw("2026-11-20")
     place = desk.records.path(statement_key(desk.ledger.run_id, "2026-11-20"))
     both = [place, desk.records.path(draw_key(desk.ledger.run_id, "2026-11-20"))]
-    said = [line["says"] for line in verify(str(desk.published.root), both)]
+    said = [line["says"] for line in verify([str(desk.published.root)], both)]
     assert said[0] == "statement of 2026-11-20, by the run's trainer" and said[1].startswith(
         "draw of 2026-11-20: steps "
     )
     other = tmp_path / "other.json"
     other.write_bytes(resigned(draw.statement, desk.trainer, head="0" * 64).canonical())
     with pytest.raises(Equivocation, match="after 12 steps the statement of 2026-11-20 has head"):
-        verify(str(desk.published.root), [*both, other])
+        verify([str(desk.published.root)], [*both, other])
     other.write_bytes(resigned(draw.statement, desk.key("an-enemy"), head="0" * 64).canonical())
     with pytest.raises(InputFault, match="not signed by the run's trainer"):
-        verify(str(desk.published.root), [*both, other])
+        verify([str(desk.published.root)], [*both, other])
 
 
 def test_a_beacon_that_is_neither_file_nor_server(desk: Desk) -> None:
