@@ -79,14 +79,16 @@ def test_steps_depend_on_everything() -> None:
 
 @pytest.mark.parametrize("edit", ["steps", "beacon", "evidence", "head", "step", "count", "date", "run", "round"])
 def test_edited_record(book: Book, edit: str) -> None:
-    book.draw(count=3)
+    draw = book.draw(count=3)
+    values = (Beacon(scheme="file", round=7, value=f"{number:064x}") for number in range(9))
+    other = next(v for v in values if chosen(draw.run, book.ledger.head, DATE, v, 12, 3) != draw.steps)
     path = book.records.path(draw_key(book.ledger.run_id, DATE))
     document = canonical.loads(path.read_bytes())
-    values = {"head": "0" * 64, "step": 11, "count": 2, "date": "2026-11-28", "run": "0" * 64, "round": 8}
-    if edit in values:
-        document["statement"]["body"][edit] = values[edit]
+    bodies = {"head": "0" * 64, "step": 11, "count": 2, "date": "2026-11-28", "run": "0" * 64, "round": 8}
+    if edit in bodies:
+        document["statement"]["body"][edit] = bodies[edit]
     else:
-        document[edit] = {"steps": [0, 1, 2], "beacon": OTHER.document(), "evidence": "00"}[edit]
+        document[edit] = {"steps": [11, 11, 11], "beacon": other.document(), "evidence": "00"}[edit]
     path.write_bytes(canonical.dumps(document))
     with pytest.raises(InputFault):
         load_draw(book.records, book.ledger, DATE)
