@@ -101,6 +101,8 @@ def _proven(found: dict[str, Any]) -> Iterator[str]:
         return
     chances = ", ".join(f"{bad} with {chance:.1%}" for bad, chance in found["chances"].items())
     yield f"{found['audited']} of {found['steps']} steps were drawn and audited; so many bad ones would show: {chances}"
+    if found["on_word"]:
+        yield f"{found['on_word']} of them were drawn on the trainer's word: no key that you count saw the statement"
     yield f"the smallest number of bad steps that would have been found with 95 %: {found['smallest']}"
 
 

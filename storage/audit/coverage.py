@@ -14,9 +14,13 @@ ANSWERED = ("attested", "confirmed")
 
 @dataclass(frozen=True)
 class Proven:
-    """k audited of N steps at random; smallest: the least number of bad steps that would have been found at 95 %."""
+    """k audited of N steps at random; smallest: the least number of bad steps that would have been found at 95 %.
+
+    on_word: how many of them were drawn on the trainer's word alone, so that for these "at random" is not proven.
+    """
 
     audited: int
+    on_word: int
     steps: int
     smallest: int | None
 
@@ -28,8 +32,9 @@ def detection(audited: int, steps: int, bad: int) -> float:
 
 def proven(rows: list[DrawnStep], steps: int) -> Proven:
     """What the drawn steps that were audited prove of `steps` steps: a step of one's own choice proves itself only."""
-    audited = len({row.step for row in rows if row.state in ANSWERED})
-    return Proven(audited, steps, smallest_found(audited, steps))
+    audited = {row.step for row in rows if row.state in ANSWERED}
+    witnessed = {row.step for row in rows if row.state in ANSWERED and row.witnessed}
+    return Proven(len(audited), len(audited - witnessed), steps, smallest_found(len(audited), steps))
 
 
 def smallest_found(audited: int, steps: int) -> int | None:

@@ -33,6 +33,7 @@ STATES = {
     "confirmed": "two named keys on two distinct backends replayed it: it matches",
     "disputed": "a named key replayed it, and it does not match",
 }
+WITNESSED = "witnessed by "
 PROOFS = ("two histories", "two statements", "called missed")
 
 
@@ -63,6 +64,11 @@ class DrawnStep:
     backends: tuple[str, ...]
     parts: tuple[str, ...]
     unlisted: int
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether a named key saw the statement of its draw in time."""
+        return self.basis.startswith(WITNESSED)
 
 
 @dataclass(frozen=True)
@@ -190,8 +196,8 @@ def _basis(evidence: Evidence, ledger: Ledger, statement: Statement, named: Name
     seen = {w.body.witness for w in evidence.witnesses if in_time(w, statement)} - {trainer}
     names = sorted({named[key] for key in seen if key in named} - {named.get(trainer, "")})
     if names:
-        return f"witnessed by {', '.join(names)}"
-    return "witnessed by keys without a name" if seen - set(named) else "trainer's word"
+        return WITNESSED + ", ".join(names)
+    return "seen by keys without a name" if seen - set(named) else "trainer's word"
 
 
 def findings(evidence: Evidence, named: Named, now: datetime) -> list[Finding]:

@@ -222,4 +222,4 @@ def test_a_trainer_that_witnesses_itself(night: Night) -> None:
         night.witness, night.ledger, night.key("a second key of the trainer".replace(" ", "-")), statement, BEFORE
     )
     draw_once(night.records, night.ledger, statement, night.source, AFTER)
-    assert {row["basis"] for row in night.report()["drawn"]} == {"witnessed by keys without a name"}
+    assert {row["basis"] for row in night.report()["drawn"]} == {"seen by keys without a name"}

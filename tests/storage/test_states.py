@@ -1,5 +1,6 @@
 """States of drawn steps, what counts against a run, and what is proven: from real certificates and records."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from math import comb
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_whom_a_draw_rests_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> 
     assert {row.basis for row in scene.rows("zoe")} == {"trainer's word"}
     bear_witness(scene.records, scene.ledger, scene.key("zoe"), statement, at(DATE, "03:01:00"))
     assert {row.basis for row in scene.rows("zoe")} == {"witnessed by zoe"}
-    assert {row.basis for row in scene.rows()} == {"witnessed by keys without a name"}
+    assert {row.basis for row in scene.rows()} == {"seen by keys without a name"}
     same = {scene.key("zoe").public: "Zoe", key.public: "Zoe"}  # the trainer by another key
     rows = drawn_steps(scene.evidence(), scene.ledger, same, frozenset(), SOON)
     assert {row.basis for row in rows} == {"trainer's word"}
@@ -244,7 +245,9 @@ def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> N
         return DrawnStep(DATE, step, "trainer's word", state, (), (), (), 0)
 
     rows = [row(number, state) for number, state in enumerate(states.STATES)] + [row(4, "confirmed")]
-    assert proven(rows, 40) == Proven(2, 40, smallest_found(2, 40))
+    assert proven(rows, 40) == Proven(2, 2, 40, smallest_found(2, 40))
+    rows += [replace(rows[3], basis="witnessed by zoe")]
+    assert proven(rows, 40) == Proven(2, 1, 40, smallest_found(2, 40))
 
 
 def test_many_keys_spread_over_the_steps() -> None:
