@@ -14,6 +14,7 @@ from storage.audit.release import check_release
 from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
 from storage.memory import forecast
+from storage.mirrors import bad_copies, open_copies
 from storage.named import read_file
 from storage.provenance import PACKAGES, provenance
 from storage.store import open_store
@@ -21,9 +22,13 @@ from storage.store import open_store
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
 
-def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
-    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong."""
-    ledger = Ledger(open_store(store))
+def certificates(copies: list[str], paths: list[Path]) -> list[dict[str, str]]:
+    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong.
+
+    copies: addresses of the release, the preferred first; bad copies are named after what is genuine.
+    """
+    store = open_copies(copies)
+    ledger = Ledger(store)
     bodies, done = [], []
     for path in paths:
         try:
@@ -34,15 +39,17 @@ def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
         bodies.append(body)
         done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
     certificate.check_own(bodies)
-    return done
+    return done + [copy.document() for copy in bad_copies(store)]
 
 
-def release(store: str) -> list[dict[str, str]]:
-    """Check a published run; see check_release()."""
-    body = check_release(open_store(store))
+def release(copies: list[str]) -> list[dict[str, str]]:
+    """Check a published run, of which there may be several copies; see check_release(). No cache is used."""
+    store = open_copies(copies, cached=False)
+    body = check_release(store)
     return [
-        {"what": store, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
+        {"what": store.uri, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
         {"what": "trajectory root", "says": body.trajectory_root},
+        *(copy.document() for copy in bad_copies(store)),
     ]
 
 

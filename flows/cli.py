@@ -51,9 +51,14 @@ AnyBackendOption = Annotated[
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
 ]
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
+StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
+]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
+SHOWN = 20  # bad copies that are printed
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -126,21 +131,28 @@ def train(recipe: RecipeArgument, folder: FolderOption = "", backend: BackendOpt
 @app.command()
 def publish(
     folder: Annotated[Path, typer.Argument(help="The run's folder, such as runs/demo.")],
-    target: Annotated[str, typer.Option(help="Folder or file:// address. Default: published/ in the folder.")] = "",
+    target: Annotated[
+        str, typer.Option(help="Folder, file:// or s3:// address. Default: published/ in the folder.")
+    ] = "",
+    records: Annotated[
+        str, typer.Option(help="An auditor's records: draws and certificates of this run are published with it.")
+    ] = "",
 ) -> None:
     """Copy a run to a store, read it back, sign it.
 
-    Ledger, checkpoints and windows; nothing that is there already is overwritten.
+    Ledger, checkpoints, windows, the code, the last weights for plain code, and a page that shows it all. Nothing that
+    is there already is overwritten.
 
     \b
     Example: verbatim publish runs/demo --target /srv/public/demo
     """
     from flows import history
 
+    to, kept = _absolute(target), _absolute(records)
     with history.recorded(console):
         from flows.publish import publish as flow
 
-        release = flow(str(folder.absolute()), target if "://" in target else _absolute(target))
+        release = flow(str(folder.absolute()), to, kept)
     _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 
@@ -153,15 +165,19 @@ def audit(
     backend: AnyBackendOption = "cpu",
     records: RecordsOption = AUDITS,
     keys: KeysOption = KEYS,
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay one step and compare it with the ledger.
 
-    Needs the published run alone. Compares the whole entry and signs a certificate.
+    Needs the published run alone. Compares the whole entry and signs a certificate. Of several copies, what is bad in
+    one is reported and taken from another. What comes from s3:// is kept in ~/.cache/verbatim, up to 10 GB, and
+    verified at each use: VERBATIM_CACHE names another folder, or none; VERBATIM_CACHE_GB another limit.
 
     \b
     Examples: verbatim audit runs/demo/published --step 17
               verbatim audit runs/demo/published --initial
+              verbatim audit s3://first/demo --mirror s3://second/demo --step 17
     """
     from tasks import replay
 
@@ -170,7 +186,8 @@ def audit(
     if initial and draw:
         raise UsageError("--draw names a draw of steps; the initial state is not drawn", next_step="leave --draw out")
     kept = str(records.absolute())
-    result = replay.audit(_absolute(store), step, draw, backend, kept, str(keys.absolute()), _say(as_json))
+    copies, signing = _all_absolute(mirror), str(keys.absolute())
+    result = replay.audit(_absolute(store), step, draw, backend, kept, signing, _say(as_json), copies)
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
 
@@ -210,6 +227,7 @@ def sample(
 def verify(
     store: StoreArgument,
     certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check certificates, or a published run.
@@ -224,12 +242,15 @@ def verify(
     """
     from flows import checks
 
-    done = checks.certificates(_absolute(store), certificates) if certificates else checks.release(_absolute(store))
+    copies = [_absolute(store), *_all_absolute(mirror)]
+    done = checks.certificates(copies, certificates) if certificates else checks.release(copies)
     if as_json:
         print(json.dumps(done))
     else:
         for line in done:
-            _line(f"genuine: {line['what']}: {line['says']}")
+            if "says" in line:
+                _line(f"genuine: {line['what']}: {line['says']}")
+        _show_bad([line for line in done if "wrong" in line])
 
 
 @app.command()
@@ -314,11 +335,22 @@ def _line(text: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
+    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere.
+
+    UsageError for an address that is none: one may hold a password, which the history of flows would keep.
+    """
     absolute = path if not path or "://" in path else str(Path(path).absolute())
     if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
         raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
+    if "://" in path:
+        from storage.store import open_store
+
+        open_store(path)
     return absolute
+
+
+def _all_absolute(paths: list[str] | None) -> list[str]:
+    return [_absolute(path) for path in paths or ()]
 
 
 def _recipe(name: str) -> str:
@@ -364,6 +396,14 @@ def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
             _line(f"  next: {result['next']}")
     if result["certificate"]:
         _line(f"certificate: {result['certificate']}")
+    _show_bad(result["bad_copies"])
+
+
+def _show_bad(copies: list[dict[str, str]]) -> None:
+    for copy in copies[:SHOWN]:
+        _line(f"bad copy: {copy['store']}: {copy['key']}: {copy['wrong']}")
+    if (more := len(copies) - SHOWN) > 0:
+        _line(f"and {more} more: --json lists them all")
 
 
 def main() -> None:

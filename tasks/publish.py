@@ -11,13 +11,14 @@ from prefect.cache_policies import NO_CACHE
 from storage.audit.keys import load_or_create_key
 from storage.copying import PublishProgress
 from storage.publish import publish
+from storage.release import ReleaseBody
 from storage.store import open_store
 from tasks.progress import Progress
 from tasks.references import KEYS, Published, key_name
 
 
 @task(task_run_name="publish to {target}", cache_policy=NO_CACHE)
-def publish_run(run: str, mix: str, target: str) -> Published:
+def publish_run(run: str, mix: str, target: str, records: str = "") -> Published:
     """Idempotent: objects that are there already are compared, not copied again."""
     progress = Progress("Publish", key_name("publish", Path(run).parent.name), 1, "objects")
 
@@ -26,14 +27,20 @@ def publish_run(run: str, mix: str, target: str) -> Published:
         moved = f"{done.bytes / 1e6:,.0f} of {done.of_bytes / 1e6:,.0f} MB"
         progress(done.objects, f"{moved}, {done.rate / 1e6:,.1f} MB/s")
 
-    done = publish(open_store(run), open_store(mix), open_store(target), load_or_create_key(KEYS, "trainer"), report)
+    key, kept = load_or_create_key(KEYS, "trainer"), open_store(records) if records else None
+    done = publish(open_store(run), open_store(mix), open_store(target), key, kept, report)
     body = done.release
     create_markdown_artifact(
         f"**{body.steps} steps published and read back: {len(body.objects)} objects, {done.size / 1e6:,.0f} MB**\n\n"
-        f"- run id `{body.run}`\n- ledger head `{body.head}`\n- trajectory root `{body.trajectory_root}`\n",
+        f"- run id `{body.run}`\n- ledger head `{body.head}`\n- trajectory root `{body.trajectory_root}`\n\n"
+        f"| class | objects | bytes |\n|---|--:|--:|\n{_classes(body)}",
         key="release",
         description=f"Release at {target}",
     )
     return Published(
         uri=target, run_id=body.run, steps=body.steps, objects=len(body.objects), copied=done.copied, size=done.size
     )
+
+
+def _classes(body: ReleaseBody) -> str:
+    return "".join(f"| {name} | {group.count:,} | {group.bytes:,} |\n" for name, group in body.classes.items())

@@ -6,7 +6,8 @@ from storage.audit.release import check_release
 from storage.copying import OBJECTS, PublishProgress
 from storage.errors import Refused
 from storage.ledger import HEADER_KEY
-from storage.publish import RELEASE_KEY, publish
+from storage.publish import publish
+from storage.release import RELEASE_KEY
 from storage.store import S3Store
 from tests.s3.server import BUCKET, RCLONE, installed, rclone
 from tests.storage.conftest import Small, _original, made, stand_in  # noqa: F401  (fixtures)

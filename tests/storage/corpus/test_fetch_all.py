@@ -45,6 +45,18 @@ def drip(pause: float) -> Callable[[Any, bytes], None]:
     return answer
 
 
+def refuse_once_there_is(part: Path) -> Callable[[Any, bytes], None]:
+    """A 404 that comes when `part` has bytes."""
+
+    def answer(handler: Any, data: bytes) -> None:
+        end = time.monotonic() + 10
+        while time.monotonic() < end and not (part.exists() and part.stat().st_size):
+            time.sleep(0.01)
+        handler.refuse(404)
+
+    return answer
+
+
 def test_files_come_together_and_how_far_they_are_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_all, "LOOK", 0.05)
     told: list[int] = []
@@ -64,13 +76,12 @@ def test_files_come_together_and_how_far_they_are_is_told(tmp_path: Path, monkey
 def test_the_first_error_ends_all_and_keeps_what_has_come(tmp_path: Path) -> None:
     with serving() as server:
         slow, gone = url_file(server, "slow.jsonl", b"s" * SLOW), url_file(server, "gone.jsonl", b"g")
-        del server.files["gone.jsonl"]
-        server.faults_of["slow.jsonl"] = [drip(0.5)]
+        part = tmp_path / f"{slow.sha256}.part"
+        server.faults_of = {"slow.jsonl": [drip(0.5)], "gone.jsonl": [refuse_once_there_is(part)]}
         began = time.monotonic()
         with pytest.raises(MissingObject, match=r"gone\.jsonl: the server answers 404"):
             FetchAll((slow, gone), tmp_path, lambda done: None)()
         assert time.monotonic() - began < 4  # the slow file alone takes five
-        part = tmp_path / f"{slow.sha256}.part"
         assert 0 < part.stat().st_size < SLOW
         FetchAll((slow,), tmp_path, lambda done: None)()
         assert [asked.range for asked in server.asked if asked.path == "slow.jsonl"][1] is not None

@@ -1,0 +1,34 @@
+"""What a release holds beside what run, mix and audits left: made when it is published, the same from the same run.
+
+code/ is of code_archive.py, export/ of export.py, index.html of page.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage.assembled import Assembled, Assembly
+from storage.code_archive import LOCK, LOCK_KEY, archive_key, code_of, pack, source_files
+from storage.export import PROGRAM, exported
+from storage.page import PAGE_KEY, page
+from storage.run import Run
+from storage.store import object_digest
+
+
+@dataclass(frozen=True)
+class Made:
+    """The store in which the objects can be read; the digests of code and lock."""
+
+    store: Assembled
+    code: str
+    lock: str
+
+
+def made(run: Run, others: Mapping[str, int]) -> Made:
+    """What is made for a release of the run as it is now. others: the release's other objects, with their bytes."""
+    files = source_files()
+    code = code_of(files)
+    found = {archive_key(code): Assembly.of(pack(files)), LOCK_KEY: Assembly.of(files[LOCK])}
+    found |= exported(run, files[PROGRAM])
+    sizes = {key: assembly.size for key, assembly in found.items()}
+    found[PAGE_KEY] = Assembly.of(page(run, {**others, **sizes}, code))
+    return Made(Assembled(f"what is made of {run.store.uri}", found), code, object_digest(files[LOCK]))
