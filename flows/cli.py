@@ -149,30 +149,72 @@ def audit(
     store: StoreArgument,
     step: Annotated[int | None, typer.Option(min=0, help="The step to replay, from 0.")] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Regenerate the initial state from its seed.")] = False,
+    unit: Annotated[int | None, typer.Option(min=0, help="Of an opened step: one unit's gradient alone.")] = None,
+    sum_: Annotated[bool, typer.Option("--sum", help="Of an opened step: do the units make the gradient?")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Of an opened step: one parameter's update.")] = False,
     draw: Annotated[str, typer.Option(help="Date of the recorded draw that chose the step, e.g. 2026-11-29.")] = "",
     backend: AnyBackendOption = "cpu",
     records: RecordsOption = AUDITS,
     keys: KeysOption = KEYS,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay one step and compare it with the ledger.
+    """Replay one step, or a part of it, and compare it with the ledger.
 
-    Needs the published run alone. Compares the whole entry and signs a certificate.
+    Needs the published run alone. Compares the whole entry and signs a certificate. Of a step that was opened, a unit,
+    the sum and the update can be audited alone, each in a fraction of the time; each proves its part.
 
     \b
     Examples: verbatim audit runs/demo/published --step 17
               verbatim audit runs/demo/published --initial
+              verbatim audit runs/demo/published --step 17 --unit 1 --draw 2026-11-29
     """
-    from tasks import replay
+    from tasks import pieces, replay
 
+    parts = [f"unit {unit}"] * (unit is not None) + ["sum"] * sum_ + ["update"] * update
     if initial == (step is not None):
         raise UsageError("give either --step NUMBER or --initial", next_step="verbatim audit --help")
     if initial and draw:
         raise UsageError("--draw names a draw of steps; the initial state is not drawn", next_step="leave --draw out")
-    kept = str(records.absolute())
-    result = replay.audit(_absolute(store), step, draw, backend, kept, str(keys.absolute()), _say(as_json))
+    if len(parts) > 1 or (parts and (initial or not draw)):
+        raise UsageError(
+            "--unit, --sum and --update are parts of a step, one at a time, and need the draw that it was opened for",
+            next_step=f"verbatim audit {store} --step {step or 0} --{parts[0]} --draw DATE",
+        )
+    kept, by = str(records.absolute()), str(keys.absolute())
+    if parts:
+        result = pieces.audit(_absolute(store), f"step {step} {parts[0]}", draw, backend, kept, by, _say(as_json))
+    else:
+        result = replay.audit(_absolute(store), step, draw, backend, kept, by, _say(as_json))
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
+
+
+@app.command(name="open")
+def open_(
+    store: StoreArgument,
+    step: Annotated[int, typer.Option(min=0, help="The step that was drawn.")],
+    draw: Annotated[str, typer.Option(help="Date of the recorded draw that chose it, e.g. 2026-11-29.")],
+    backend: AnyBackendOption = "cpu",
+    records: RecordsOption = AUDITS,
+    as_json: JsonOption = False,
+) -> None:
+    """Open a drawn step, so that others can audit it in pieces.
+
+    Replays up to it, and publishes in the same place the states before and after, each checked against the ledger, and
+    the fingerprints of its units. Anyone can do it, and it comes out the same; after an interruption, again.
+
+    \b
+    Example: verbatim open runs/demo/published --step 17 --draw 2026-11-29
+    """
+    from tasks import pieces
+
+    opened = pieces.open_drawn(_absolute(store), step, draw, backend, str(records.absolute()), _say(as_json))
+    if as_json:
+        print(json.dumps(opened))
+        return
+    _line(f"step {step} is open: {opened['opening']}, {opened['units']} units, {opened['fingerprints']} fingerprints")
+    parts = f"--unit {opened['units'] - 1}, or --sum, or --update"
+    _line(f"next: verbatim audit {store} --step {step} --draw {draw} {parts}")
 
 
 @app.command()

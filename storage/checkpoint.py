@@ -1,6 +1,7 @@
 """Checkpoints: state k, that is the state after k steps, in files that can run nothing.
 
     checkpoints/<k>.json      the manifest, created last: a checkpoint exists wholly or not at all
+    states/<k>.json           the same of a state that was opened for audits (audit/opening.py)
     objects/<digest>          safetensors parts of at most 1 GiB (or one tensor), and one object with all leaf digests
 
 Each level proves the next, so that damage is named exactly and nothing unproven is used:
@@ -12,7 +13,7 @@ demands, so a hostile header has nothing to attack; sizes are compared before an
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,8 @@ PART_BYTES = 1 << 30
 PIECE_BYTES = 64 << 20  # of a part, written and read at a time; whole float32 values
 MAX_MANIFEST = 4 << 20
 LEAF = 32  # bytes of a leaf digest
-_KEY = re.compile(r"checkpoints/(\d{8})\.json")
+CHECKPOINTS, OPENED = "checkpoints", "states"  # folders of manifests
+_KEY = re.compile(r"[a-z]+/(\d{8})\.json")
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -57,9 +59,9 @@ class Manifest(Record):
     parts: list[Part]
 
 
-def checkpoint_key(step: int) -> str:
+def checkpoint_key(step: int, folder: str = CHECKPOINTS) -> str:
     """Key of the manifest of checkpoint `step`."""
-    return f"checkpoints/{step:08d}.json"
+    return f"{folder}/{step:08d}.json"
 
 
 def object_key(digest: str) -> str:
@@ -67,9 +69,9 @@ def object_key(digest: str) -> str:
     return f"objects/{digest}"
 
 
-def steps(store: Store) -> list[int]:
+def steps(store: Store, folder: str = CHECKPOINTS) -> list[int]:
     """All k for which a checkpoint exists, in order. A save that was cut off has no manifest, so it is none."""
-    matches = [_KEY.fullmatch(key) for key in store.list("checkpoints/")]
+    matches = [_KEY.fullmatch(key) for key in store.list(f"{folder}/")]
     return [int(match[1]) for match in matches if match]
 
 
@@ -79,7 +81,7 @@ def state_shapes(spec: ModelSpec) -> Shapes:
     return {f"{group}/{name}": shapes[name] for group in ("m", "v", "weights") for name in shapes}
 
 
-def save(store: Store, ledger: Ledger, state: State) -> Manifest:
+def save(store: Store, ledger: Ledger, state: State, folder: str = CHECKPOINTS) -> Manifest:
     """Write state `state.step`; Divergence if it is not the state that the ledger records. Doing it twice is fine."""
     tensors = state.tensors()
     tensor_leaves = {name: leaves(array) for name, array in tensors.items()}
@@ -102,27 +104,36 @@ def save(store: Store, ledger: Ledger, state: State) -> Manifest:
         leaves=_put(store, b"".join(tensor_leaves.values())),
         parts=parts,
     )
-    create_same(store, checkpoint_key(state.step), manifest.canonical())
+    create_same(store, checkpoint_key(state.step, folder), manifest.canonical())
     return manifest
 
 
-def load(store: Store, ledger: Ledger, step: int, moments: Allocate = zeros) -> State:
+def load(
+    store: Store,
+    ledger: Ledger,
+    step: int,
+    moments: Allocate = zeros,
+    folder: str = CHECKPOINTS,
+    wanted: Collection[str] | None = None,
+) -> State:
     """State `step`, every byte verified against the ledger. CheckpointFault names tensor, leaf and rows.
 
-    moments: gives the arrays of m and v their place. Beyond the state itself little memory is taken.
+    moments: gives the arrays of m and v their place. wanted: the only tensors to be read, as "weights/…"; None: all.
+    Beyond the state itself little memory is taken.
     """
-    manifest = load_manifest(store, ledger, step)
+    key, manifest = checkpoint_key(step, folder), load_manifest(store, ledger, step, folder)
     shapes = state_shapes(ledger.header.run_spec().model)
     try:
-        tensors = dict(_tensors(store, manifest, shapes, moments))
+        tensors = dict(_tensors(store, manifest, shapes, moments, wanted))
     except MissingObject as error:
         raise _fault(step, f"checkpoint {step} is not complete: {error.message}") from None
     try:
-        state = State.of({name: tensors[name] for name in shapes}, manifest.scalars)
+        names = [name for name in shapes if wanted is None or name in wanted]
+        state = State.of({name: tensors[name] for name in names}, manifest.scalars)
     except (ValueError, KeyError, TypeError) as error:
-        raise _fault(step, f"{checkpoint_key(step)}: scalars are not a state's: {error}") from None
+        raise _fault(step, f"{key}: scalars are not a state's: {error}") from None
     if state.step != step or state.scalars() != manifest.scalars:
-        raise _fault(step, f"{checkpoint_key(step)}: holds step {state.step}, expected {step}")
+        raise _fault(step, f"{key}: holds step {state.step}, expected {step}")
     return state
 
 
@@ -133,19 +144,25 @@ def check(store: Store, ledger: Ledger, step: int) -> None:
 
 
 def _tensors(
-    store: Store, manifest: Manifest, shapes: Shapes, moments: Allocate = zeros
+    store: Store,
+    manifest: Manifest,
+    shapes: Shapes,
+    moments: Allocate = zeros,
+    wanted: Collection[str] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by name, verified, one at a time."""
+    """Every tensor by name, or the wanted ones, verified, one at a time."""
     known, step = _load_leaves(store, manifest, shapes), manifest.step
     for part in manifest.parts:
-        for name, array in _decode(store, part, shapes, step, moments):
+        if wanted is not None and not set(wanted) & set(part.tensors):
+            continue
+        for name, array in _decode(store, part, shapes, step, moments, wanted):
             _check_leaves(name, array, known[name], f"checkpoint {step}, {object_key(part.digest)}", step)
             yield name, array
 
 
-def load_manifest(store: Store, ledger: Ledger, step: int) -> Manifest:
+def load_manifest(store: Store, ledger: Ledger, step: int, folder: str = CHECKPOINTS) -> Manifest:
     """The manifest of checkpoint `step`, proven against the ledger; cheap, reads no tensor."""
-    key = checkpoint_key(step)
+    key = checkpoint_key(step, folder)
     manifest = Manifest.parse(store.read(key, limit=MAX_MANIFEST), key, CheckpointFault)
     if (manifest.run, manifest.step) != (ledger.run_id, step):
         raise _fault(step, f"{key} is state {manifest.step} of run {manifest.run}, expected {step} of {ledger.run_id}")
@@ -204,8 +221,10 @@ def _encode(names: list[str], tensors: Mapping[str, np.ndarray]) -> list[bytes |
     return pieces
 
 
-def _decode(store: Store, part: Part, shapes: Shapes, step: int, moments: Allocate) -> Iterator[tuple[str, np.ndarray]]:
-    """The part's tensors as arrays of their own; size and header are checked before."""
+def _decode(
+    store: Store, part: Part, shapes: Shapes, step: int, moments: Allocate, wanted: Collection[str] | None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The part's tensors as arrays of their own, or the wanted ones; size and header are checked before."""
     key, header = object_key(part.digest), _header(part.tensors, shapes)
     sizes = [4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors]
     found, expected = store.size(key), len(header) + sum(sizes)
@@ -215,6 +234,9 @@ def _decode(store: Store, part: Part, shapes: Shapes, step: int, moments: Alloca
         raise _fault(step, f"checkpoint {step}: {key}: the header is not that of its tensors", _remove(step, key))
     start = len(header)
     for name, size in zip(part.tensors, sizes):
+        if wanted is not None and name not in wanted:
+            start += size
+            continue
         array = (zeros if name.startswith("weights/") else moments)(shapes[name])
         for at in range(0, size, PIECE_BYTES):
             data = store.read_range(key, start + at, min(PIECE_BYTES, size - at))

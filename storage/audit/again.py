@@ -1,6 +1,6 @@
 """The fresh process of confirm.py: the same audit once more, unsigned, its finding told on standard output.
 
-    python -m storage.audit.again STORE_URI PIECE BACKEND     PIECE: "initial" or "step N"
+    python -m storage.audit.again STORE_URI PIECE BACKEND     PIECE: "initial", "step N" or a part of a step (pieces.py)
 
 One canonical JSON line a stage, and at the end one finding; nothing else.
 """
@@ -8,7 +8,9 @@ One canonical JSON line a stage, and at the end one finding; nothing else.
 import os
 import sys
 
+from storage.audit.certificate import PIECE
 from storage.audit.confirm import Finding, Stage
+from storage.audit.pieces import find_piece
 from storage.audit.replay import INITIAL, find
 from storage.audit.verdict import AuditProgress, Report
 from storage.records import Record
@@ -17,6 +19,8 @@ from storage.store import open_store
 
 def found(uri: str, piece: str, backend: str, report: Report) -> Finding:
     """What this process finds."""
+    if PIECE.fullmatch(piece):
+        return Finding.of(find_piece(open_store(uri), piece, backend, report))
     step = None if piece == INITIAL else int(piece.removeprefix("step "))
     return Finding.of(find(open_store(uri), step, backend, report))
 

@@ -1,6 +1,6 @@
 """Audits: replay a step of a published run with the function that trained, compare the whole entry, sign what came out.
 
-    cheap checks of every entry ─▶ nearest checkpoint at or before N ─▶ steps passed on the way, each compared ─▶ step N
+    cheap checks of every entry ─▶ nearest state published, N or before ─▶ steps on the way, each compared ─▶ step N
 
 Only the published store is read. What is found becomes a Verdict; other errors (a full disk, wrong usage) are raised.
 No no-match leaves here that a fresh process did not find too (confirm.py).
@@ -21,6 +21,7 @@ from storage.audit.confirm import confirmed
 from storage.audit.contents import MANIFEST_KEY
 from storage.audit.draw import Draw
 from storage.audit.keys import Key
+from storage.audit.opening import nearest_state
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.beside import differing_tensors
 from storage.engine import State
@@ -63,21 +64,21 @@ def _find_step(
             raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
         return _audit_step(run, step, backend, key, draw, report)
 
-    return _judged(store, f"step {step}", backend, report, work)
+    return judged(store, f"step {step}", backend, report, work)
 
 
 def _find_initial(store: Store, backend: str, report: Report, key: Key | None = None) -> Verdict:
-    return _judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
+    return judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
 
 
-def _judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:
+def judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:
     """Open the release, do the cheap checks and the work, and turn what they raise into a verdict."""
     began = time.monotonic()
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
         engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
         report(AuditProgress("ledger", None, 0, 0, None))
-        verdict = work(_open(store))
+        verdict = work(open_checked(store))
     except Divergence as error:
         verdict = Verdict(
             Outcome.NO_MATCH, piece, str(error), differs_at=error.step, fields=error.fields, tensors=error.tensors
@@ -102,7 +103,8 @@ def _broken_off(error: Exception) -> MachineFault:
     )
 
 
-def _open(store: Store) -> Run:
+def open_checked(store: Store) -> Run:
+    """The release in `store`, its arithmetic installed here, its entries checked against spec and mix."""
     if not store.list(HEADER_KEY):
         raise Refused(f"{store.uri} holds no run: there is nothing to compare with", next_step="check the address")
     run = open_release(store)
@@ -147,13 +149,10 @@ def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
     """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
     backend = engine.load_backend(backend_name)
     memory = plan_for(run.spec, "step", backend.device_memory())
-    made = [k for k in checkpoint.steps(run.store) if k <= step]
-    if not made:
-        raise Refused(f"no checkpoint at or before step {step} was published")
-    first = made[-1]
+    first, folder = nearest_state(run.store, step)
     report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
     place = moments(run.spec, memory, run.store)
-    state = checkpoint.load(run.store, run.ledger, first, place).placed(backend.to_device)
+    state = checkpoint.load(run.store, run.ledger, first, place, folder).placed(backend.to_device)
     began = time.monotonic()
     gradient: dict[str, np.ndarray] = {}
     while True:

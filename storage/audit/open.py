@@ -1,0 +1,124 @@
+"""Making an opening: the states around a drawn step, and the fingerprints of its units, from the published run alone.
+
+    nearest state ─▶ steps before N, each compared ─▶ state N, published
+                  ─▶ each unit of N, fingerprinted ─▶ step N, compared ─▶ state N + 1, published ─▶ the opening
+
+Nothing is published that the ledger does not confirm. The units and the step are computed apart, so a machine that is
+at odds with itself is found: the units' fingerprints must sum to the step's.
+"""
+
+import time
+from types import ModuleType
+
+import numpy as np
+
+from model import schedule
+from model.memory import MemoryPlan
+from storage import checkpoint, engine
+from storage.advance import Advanced, advance
+from storage.audit.draw import Draw
+from storage.audit.fingerprints import PRIME, check_size, fingerprints
+from storage.audit.opening import (
+    Opened,
+    Unit,
+    check_divisible,
+    is_open,
+    load_opening,
+    nearest_state,
+    publish_opening,
+)
+from storage.audit.replay import open_checked
+from storage.audit.verdict import AuditProgress, Report
+from storage.engine import State
+from storage.errors import MachineFault, Refused
+from storage.ledger import check_same
+from storage.memory import moments, plan_for
+from storage.run import Run
+from storage.store import Store
+
+
+def open_step(store: Store, step: int, draw: Draw, backend_name: str, report: Report = lambda progress: None) -> Opened:
+    """The opening of a step that `draw` chose, made and published unless it is there. It can be stopped and repeated.
+
+    Raises Divergence where a replayed step is not what the ledger records, Refused where the draw did not choose the
+    step or it has no pieces, InputFault and MachineFault as an audit does, StorageError.
+    """
+    engine.self_test(backend_name, lambda text: report(AuditProgress(text, None, 0, 0, None)))
+    run = open_checked(store)
+    check_divisible(run, step)
+    if draw.run != run.ledger.run_id or step not in draw.steps:
+        raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
+    if is_open(run, step):
+        return load_opening(run, step)
+    backend = engine.load_backend(backend_name)
+    memory = plan_for(run.spec, "step", backend.device_memory())
+    state = _state_before(run, backend, memory, step, report)
+    units = _units(run, backend, state, memory, draw.beacon.value, report)
+    gradient: dict[str, np.ndarray] = {}
+    report(AuditProgress("replay", step, 0, 1, None))
+    _compared(run, advance(run, backend, state, take=gradient.update, memory=memory))
+    _check_sums(run, step, units, fingerprints(gradient, draw.beacon.value, step))
+    _publish_state(run, backend, state)
+    return publish_opening(run, step, draw, units, gradient)
+
+
+def _state_before(run: Run, backend: ModuleType, memory: MemoryPlan, step: int, report: Report) -> State:
+    """State `step` on the device, from the nearest that was published; and published, unless it is."""
+    first, folder = nearest_state(run.store, step)
+    report(AuditProgress("checkpoint", first, 0, step - first, None))
+    place = moments(run.spec, memory, run.store)
+    state = checkpoint.load(run.store, run.ledger, first, place, folder).placed(backend.to_device)
+    began = time.monotonic()
+    while state.step < step:
+        done = state.step - first
+        left = (time.monotonic() - began) / done * (step - state.step) if done else None
+        report(AuditProgress("replay", state.step, done, step - first, left))
+        _compared(run, advance(run, backend, state, memory=memory))
+    _publish_state(run, backend, state)
+    return state
+
+
+def _compared(run: Run, found: Advanced) -> None:
+    check_same(run.ledger[found.entry.step], found.entry)
+
+
+def _publish_state(run: Run, backend: ModuleType, state: State) -> None:
+    if nearest_state(run.store, state.step)[0] != state.step:
+        checkpoint.save(run.store, run.ledger, state.placed(backend.to_host), checkpoint.OPENED)
+
+
+def _units(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, beacon: str, report: Report) -> list[Unit]:
+    """Losses and fingerprints of each unit of the step that `state` stands before."""
+    plan = schedule.plan(run.spec, state.step)
+    windows = run.stream.windows(plan.first_window, plan.windows)
+    count, found, began = -(-plan.windows // run.spec.numerics.unit_windows), list[Unit](), time.monotonic()
+    report(AuditProgress("unit", 0, 0, count, None))
+    for summed in engine.each_unit(run.spec, backend, state.weights, windows, memory):
+        found.append(unit_of(summed, backend, count, beacon, state.step))
+        left = (time.monotonic() - began) / len(found) * (count - len(found))
+        report(AuditProgress("unit", len(found), len(found), count, left))
+    return found
+
+
+def unit_of(summed: engine.Summed, backend: ModuleType, units: int, beacon: str, step: int) -> Unit:
+    """What an opening says of a unit with these gradients, one of `units` of the step."""
+    gradient = {name: backend.to_host(sums) for name, sums in summed.sums.items()}
+    check_size(gradient, units, step)
+    return Unit(summed.nll, summed.lse2, fingerprints(gradient, beacon, step))
+
+
+def _check_sums(run: Run, step: int, units: list[Unit], whole: list[int]) -> None:
+    """MachineFault unless the units make the step that the ledger confirms."""
+    entry = run.ledger[step]
+    losses = engine.mean_losses(
+        schedule.plan(run.spec, step).windows * run.spec.model.seq_len,
+        sum(unit.nll for unit in units),
+        sum(unit.lse2 for unit in units),
+    )
+    sums = [sum(column) % PRIME for column in zip(*(unit.fingerprints for unit in units), strict=True)]
+    if sums != whole or losses != (entry.loss, entry.z_loss):
+        raise MachineFault(
+            f"the {len(units)} units of step {step}, computed alone, do not sum to the step that the ledger confirms",
+            cause="faulty memory or processor, or too little memory",
+            next_step="verbatim doctor, then open the step on another machine",
+        )
