@@ -233,6 +233,7 @@ def _accumulate(net: Network, windows: np.ndarray, flag: Any, group: Group) -> t
         sums = group.new_sums(net.backend, units.shapes)
         for unit in batch:
             units.add(unit, sums)
+            group.passed(unit, units.nll, units.lse2, flag)
         joined = group.joined(sums, joined)
     return joined, units.nll, units.lse2
 

@@ -18,8 +18,8 @@ from tasks.replay import saved
 
 def open_drawn(store: str, step: int, draw: str, backend: str, records: str, report: Report) -> dict[str, Any]:
     """Make and publish the opening of a step that the draw of a date chose; what it holds, for JSON."""
-    release = open_store(store)
-    opened = open_step(release, step, load_draw(open_store(records), Ledger(release), draw), backend, report)
+    release, kept = open_store(store), open_store(records)
+    opened = open_step(release, step, load_draw(kept, Ledger(release), draw), backend, report, kept)
     opening = opened.opening
     facts = {"step": step, "draw": opening.draw.date, "units": len(opening.nll), "tensor": opening.tensor}
     return facts | {"opening": opening_key(step), "fingerprints": opened.fingerprints.size}

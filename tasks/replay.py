@@ -29,7 +29,7 @@ def audit(
     if step is None:
         verdict = audit_initial(release, backend, key, report)
     else:
-        verdict = audit_step(release, step, backend, key, _draw(release, kept, draw), report)
+        verdict = audit_step(release, step, backend, key, _draw(release, kept, draw), report, kept)
     return verdict.document() | {"step": step, "certificate": saved(records, kept, verdict)}
 
 

@@ -26,19 +26,31 @@ from storage.audit.opening import (
     load_opening,
     nearest_state,
     publish_opening,
+    unit_count,
 )
+from storage.audit.partial import unit_by_unit
+from storage.audit.preflight import preflight
 from storage.audit.replay import open_checked
 from storage.audit.verdict import AuditProgress, Report
 from storage.engine import State
 from storage.errors import MachineFault, Refused
 from storage.ledger import check_same
-from storage.memory import moments, plan_for
+from storage.memory import moments
 from storage.run import Run
 from storage.store import Store
 
 
-def open_step(store: Store, step: int, draw: Draw, backend_name: str, report: Report = lambda progress: None) -> Opened:
+def open_step(
+    store: Store,
+    step: int,
+    draw: Draw,
+    backend_name: str,
+    report: Report = lambda progress: None,
+    kept: Store | None = None,
+) -> Opened:
     """The opening of a step that `draw` chose, made and published unless it is there. It can be stopped and repeated.
+
+    kept: this machine's own store, in which units that are done outlive an interruption.
 
     Raises Divergence where a replayed step is not what the ledger records, Refused where the draw did not choose the
     step or it has no pieces, InputFault and MachineFault as an audit does, StorageError.
@@ -51,12 +63,13 @@ def open_step(store: Store, step: int, draw: Draw, backend_name: str, report: Re
     if is_open(run, step):
         return load_opening(run, step)
     backend = engine.load_backend(backend_name)
-    memory = plan_for(run.spec, "step", backend.device_memory())
+    memory = preflight(run.spec, "step", backend, report, store, _size(run, step))
     state = _state_before(run, backend, memory, step, report)
-    units = _units(run, backend, state, memory, draw.beacon.value, report)
+    units = _units(run, backend, state, memory, draw.beacon.value, report, kept)
     gradient: dict[str, np.ndarray] = {}
     report(AuditProgress("replay", step, 0, 1, None))
-    _compared(run, advance(run, backend, state, take=gradient.update, memory=memory))
+    team = unit_by_unit(run, step, kept, report)
+    _compared(run, advance(run, backend, state, take=gradient.update, memory=memory, team=team))
     _check_sums(run, step, units, fingerprints(gradient, draw.beacon.value, step))
     _publish_state(run, backend, state)
     return publish_opening(run, step, draw, units, gradient)
@@ -87,24 +100,46 @@ def _publish_state(run: Run, backend: ModuleType, state: State) -> None:
         checkpoint.save(run.store, run.ledger, state.placed(backend.to_host), checkpoint.OPENED)
 
 
-def _units(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, beacon: str, report: Report) -> list[Unit]:
-    """Losses and fingerprints of each unit of the step that `state` stands before."""
-    plan = schedule.plan(run.spec, state.step)
-    windows = run.stream.windows(plan.first_window, plan.windows)
-    count, found, began = -(-plan.windows // run.spec.numerics.unit_windows), list[Unit](), time.monotonic()
-    report(AuditProgress("unit", 0, 0, count, None))
+def _units(
+    run: Run,
+    backend: ModuleType,
+    state: State,
+    memory: MemoryPlan,
+    beacon: str,
+    report: Report,
+    kept: Store | None,
+) -> list[Unit]:
+    """Losses and fingerprints of each unit of the step that `state` stands before; those that were kept are not made
+    again."""
+    plan, size = schedule.plan(run.spec, state.step), run.spec.numerics.unit_windows
+    count, folder = unit_count(run, state.step), f"partial/{run.ledger.run_id[:16]}/{state.step:08d}-{beacon[:16]}/"
+    keys = [f"{folder}{unit:05d}.json" for unit in range(count)]
+    there = kept.list(folder) if kept else []
+    found = [Unit.parse(kept.read(key), key) for key in keys if kept and key in there]
+    began, first = time.monotonic(), len(found)
+    report(AuditProgress("unit", state.step, first, count, None))
+    windows = run.stream.windows(plan.first_window + first * size, plan.windows - first * size)
     for summed in engine.each_unit(run.spec, backend, state.weights, windows, memory):
         found.append(unit_of(summed, backend, count, beacon, state.step))
-        left = (time.monotonic() - began) / len(found) * (count - len(found))
-        report(AuditProgress("unit", len(found), len(found), count, left))
+        if kept:
+            kept.create(keys[len(found) - 1], found[-1].canonical())
+        left = (time.monotonic() - began) / (len(found) - first) * (count - len(found))
+        report(AuditProgress("unit", state.step, len(found), count, left))
     return found
+
+
+def _size(run: Run, step: int) -> int:
+    """Bytes that an opening takes on disk, at most: two states, a table, a gradient."""
+    numbers = run.spec.model.parameter_count()
+    return 2 * 12 * numbers + 8 * unit_count(run, step) * len(run.spec.model.shapes()) + 8 * numbers
 
 
 def unit_of(summed: engine.Summed, backend: ModuleType, units: int, beacon: str, step: int) -> Unit:
     """What an opening says of a unit with these gradients, one of `units` of the step."""
     gradient = {name: backend.to_host(sums) for name, sums in summed.sums.items()}
     check_size(gradient, units, step)
-    return Unit(summed.nll, summed.lse2, fingerprints(gradient, beacon, step))
+    phis = [f"{phi:016x}" for phi in fingerprints(gradient, beacon, step)]
+    return Unit(nll=summed.nll, lse2=summed.lse2, fingerprints=phis)
 
 
 def _check_sums(run: Run, step: int, units: list[Unit], whole: list[int]) -> None:
@@ -115,7 +150,7 @@ def _check_sums(run: Run, step: int, units: list[Unit], whole: list[int]) -> Non
         sum(unit.nll for unit in units),
         sum(unit.lse2 for unit in units),
     )
-    sums = [sum(column) % PRIME for column in zip(*(unit.fingerprints for unit in units), strict=True)]
+    sums = [sum(column) % PRIME for column in zip(*(unit.numbers() for unit in units), strict=True)]
     if sums != whole or losses != (entry.loss, entry.z_loss):
         raise MachineFault(
             f"the {len(units)} units of step {step}, computed alone, do not sum to the step that the ledger confirms",

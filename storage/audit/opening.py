@@ -11,9 +11,10 @@ of a step is its opening: coefficients from any draw made after the entry was fi
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from kernels.digest import tensor_digest
 from model import schedule
@@ -48,13 +49,18 @@ class Opening(Record):
     gradient: Digest
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What an opening says of one unit."""
+class Unit(Record):
+    """What is claimed of one unit: its losses as in Opening; a fingerprint for each parameter, 16 hex digits, in name
+    order."""
 
-    nll: int
-    lse2: int
-    fingerprints: list[int]  # by parameter, in name order
+    kind: Literal["unit"] = "unit"
+    nll: Count
+    lse2: Count
+    fingerprints: list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]]
+
+    def numbers(self) -> list[int]:
+        """The fingerprints as numbers."""
+        return [int(phi, 16) for phi in self.fingerprints]
 
 
 def opening_key(step: int) -> str:
@@ -106,7 +112,7 @@ def publish_opening(run: Run, step: int, draw: Draw, units: list[Unit], gradient
 
     gradient: int64 of every parameter, of which the beacon names one. Writing the same again is fine.
     """
-    table = np.array([unit.fingerprints for unit in units], "<u8")
+    table = np.array([unit.numbers() for unit in units], "<u8")
     tensor = chosen_tensor(list(gradient), draw.beacon.value, step)
     opening = Opening(
         run=run.ledger.run_id,
@@ -135,7 +141,8 @@ class Opened:
         count = len(self.opening.nll)
         if not 0 <= number < count:
             raise Refused(f"step {self.opening.step} has no unit {number}: its {count} units are 0 to {count - 1}")
-        return Unit(self.opening.nll[number], self.opening.lse2[number], self.fingerprints[number].tolist())
+        phis = [f"{phi:016x}" for phi in self.fingerprints[number].tolist()]
+        return Unit(nll=self.opening.nll[number], lse2=self.opening.lse2[number], fingerprints=phis)
 
 
 def load_opening(run: Run, step: int) -> Opened:

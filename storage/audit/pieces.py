@@ -38,12 +38,12 @@ from storage.audit.opening import (
     state_part,
     unit_count,
 )
+from storage.audit.preflight import preflight
 from storage.audit.replay import judged
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.engine import State
 from storage.errors import Refused, UsageError
 from storage.ledger import Entry
-from storage.memory import plan_for
 from storage.provenance import provenance
 from storage.run import Run
 from storage.segment import now
@@ -102,7 +102,7 @@ def _find(store: Store, piece: str, backend: str, report: Report, key: Key | Non
 def _unit(number: int) -> Callable[[Run, Entry, Opened, ModuleType, Report], Found]:
     def work(run: Run, entry: Entry, opened: Opened, backend: ModuleType, report: Report) -> Found:
         claimed, opening = opened.unit(number), opened.opening
-        memory = plan_for(run.spec, "unit", backend.device_memory())
+        memory = preflight(run.spec, "unit", backend, report)
         names, size = list(run.spec.model.shapes()), run.spec.numerics.unit_windows
         report(AuditProgress("checkpoint", entry.step, 0, 1, None))
         weights = state_part(run, entry.step, [f"weights/{name}" for name in names]).weights
@@ -117,7 +117,7 @@ def _unit(number: int) -> Callable[[Run, Entry, Opened, ModuleType, Report], Fou
         made = unit_of(summed, backend, unit_count(run, entry.step), opening.beacon.value, entry.step)
         gradient = {name: backend.to_host(summed.sums[name]) for name in names}
         claims, results = (
-            {f"gradient/{name}": f"{phi:016x}" for name, phi in zip(names, unit.fingerprints, strict=True)}
+            {f"gradient/{name}": phi for name, phi in zip(names, unit.fingerprints, strict=True)}
             | {"loss": unit.nll, "z_loss": unit.lse2}
             for unit in (claimed, made)
         )

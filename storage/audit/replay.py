@@ -22,6 +22,8 @@ from storage.audit.contents import MANIFEST_KEY
 from storage.audit.draw import Draw
 from storage.audit.keys import Key
 from storage.audit.opening import nearest_state
+from storage.audit.partial import unit_by_unit
+from storage.audit.preflight import preflight
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.beside import differing_tensors
 from storage.engine import State
@@ -33,15 +35,25 @@ from storage.publish import load_release
 from storage.run import Run, open_release
 from storage.segment import now
 from storage.store import Store
+from storage.team import SOLO
 
 INITIAL = "initial"
 
 
 def audit_step(
-    store: Store, step: int, backend: str, key: Key, draw: Draw | None = None, report: Report = lambda progress: None
+    store: Store,
+    step: int,
+    backend: str,
+    key: Key,
+    draw: Draw | None = None,
+    report: Report = lambda progress: None,
+    kept: Store | None = None,
 ) -> Verdict:
-    """Audit one step of the release in `store`. draw: the record that chose it, which the certificate then names."""
-    return confirmed(store, _find_step(store, step, backend, report, key, draw), backend, report)
+    """Audit one step of the release in `store`. draw: the record that chose it, which the certificate then names.
+
+    kept: this machine's own store, in which units that are done outlive an interruption (partial.py).
+    """
+    return confirmed(store, _find_step(store, step, backend, report, key, draw, kept), backend, report)
 
 
 def audit_initial(store: Store, backend: str, key: Key, report: Report = lambda progress: None) -> Verdict:
@@ -55,14 +67,20 @@ def find(store: Store, step: int | None, backend: str, report: Report) -> Verdic
 
 
 def _find_step(
-    store: Store, step: int, backend: str, report: Report, key: Key | None = None, draw: Draw | None = None
+    store: Store,
+    step: int,
+    backend: str,
+    report: Report,
+    key: Key | None = None,
+    draw: Draw | None = None,
+    kept: Store | None = None,
 ) -> Verdict:
     def work(run: Run) -> Verdict:
         if not 0 <= step < len(run.ledger):
             raise Refused(f"step {step} is not in the ledger, which records steps 0 to {len(run.ledger) - 1}")
         if draw and (draw.run != run.ledger.run_id or step not in draw.steps):
             raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
-        return _audit_step(run, step, backend, key, draw, report)
+        return _audit_step(run, step, backend, key, draw, report, kept)
 
     return judged(store, f"step {step}", backend, report, work)
 
@@ -126,9 +144,11 @@ class _Replay:
     gradient: dict[str, np.ndarray]
 
 
-def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw | None, report: Report) -> Verdict:
+def _audit_step(
+    run: Run, step: int, backend: str, key: Key | None, draw: Draw | None, report: Report, kept: Store | None
+) -> Verdict:
     began = now()
-    replay = _replay(run, step, backend, report)
+    replay = _replay(run, step, backend, report, kept)
     found, recorded = replay.last.entry, run.ledger[replay.last.entry.step]
     fields = differing_fields(recorded, found)
     tensors = differing_tensors(run.store, recorded, replay.last.digests) if fields else ()
@@ -145,10 +165,10 @@ def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw |
     )
 
 
-def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
-    """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
+def _replay(run: Run, step: int, backend_name: str, report: Report, kept: Store | None) -> _Replay:
+    """Replay from the nearest state at or before `step`; stops early where an entry does not match."""
     backend = engine.load_backend(backend_name)
-    memory = plan_for(run.spec, "step", backend.device_memory())
+    memory = preflight(run.spec, "step", backend, report)
     first, folder = nearest_state(run.store, step)
     report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
     place = moments(run.spec, memory, run.store)
@@ -160,7 +180,8 @@ def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
         left = (time.monotonic() - began) / done * (step + 1 - state.step) if done else None
         report(AuditProgress("replay", state.step, done, step + 1 - first, left))
         gradient.clear()
-        last = advance(run, backend, state, take=gradient.update, memory=memory)
+        team = unit_by_unit(run, step, kept, report) if state.step == step else SOLO
+        last = advance(run, backend, state, take=gradient.update, memory=memory, team=team)
         if state.step > step or last.entry != run.ledger[last.entry.step]:
             return _Replay(first, last, state.placed(backend.to_host), gradient)
 
