@@ -12,24 +12,19 @@ import pytest
 from storage import checkpoint, engine
 from storage.advance import advance
 from storage.audit.certificate import Beacon, verify
-from storage.audit.draw import Draw, make_draw
 from storage.audit.fingerprints import PRIME, chosen_tensor, fingerprints
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.open import open_step
 from storage.audit.opening import load_opening, opening_key
 from storage.audit.pieces import audit_piece
 from storage.audit.replay import audit_step
-from storage.audit.verdict import AuditProgress, Verdict
+from storage.audit.verdict import AuditProgress
 from storage.errors import Refused
 from storage.publish import publish
 from storage.run import Run
-from storage.store import LocalStore
 from tests.storage import small
 from tests.storage.conftest import Small
-
-BEACON = Beacon(scheme="file", round=1, value="c0ffee" + "0" * 58)
-STEP, UNITS = 6, 2
-PIECES = [f"step {STEP} {part}" for part in ("unit 0", "unit 1", "sum", "update")]
+from tests.storage.opened import BEACON, MATCHES, PIECES, STEP, UNITS, drawn, outcomes, verdicts
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +65,6 @@ def made(opened: Small, tmp_path: Path) -> Small:
 @pytest.fixture
 def auditor(tmp_path: Path) -> Key:
     return load_or_create_key(tmp_path / "auditor", "auditor")
-
-
-def drawn(made: Small, date: str = "2026-11-29", beacon: Beacon = BEACON) -> Draw:
-    """A draw of every step, recorded beside the run."""
-    return make_draw(LocalStore(made.folder / "audits"), made.release().ledger, date, beacon, 8)
-
-
-def verdicts(made: Small, auditor: Key, draw: Draw | None = None) -> dict[str, Verdict]:
-    return {piece: audit_piece(made.published, piece, draw or drawn(made), "cpu", auditor) for piece in PIECES}
-
-
-def outcomes(found: dict[str, Verdict]) -> dict[str, str]:
-    return {piece.removeprefix(f"step {STEP} "): verdict.outcome.label for piece, verdict in found.items()}
-
-
-MATCHES = {"unit 0": "match", "unit 1": "match", "sum": "match", "update": "match"}
 
 
 def test_every_piece_of_an_honest_step_matches(made: Small, auditor: Key) -> None:
