@@ -5,26 +5,33 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from storage import checkpoint, engine
 from storage.advance import advance
-from storage.audit.certificate import Beacon, verify
-from storage.audit.fingerprints import PRIME, chosen_tensor, fingerprints
+from storage.audit import again, confirm
+from storage.audit.certificate import Beacon, Body, Certificate, piece_proof, sign, verify
+from storage.audit.draw import make_draw
+from storage.audit.fingerprints import PRIME, check_size, chosen_tensor, fingerprints
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.open import open_step
-from storage.audit.opening import load_opening, opening_key
+from storage.audit.opening import Opening, is_open, load_gradient, load_opening, opening_key
 from storage.audit.pieces import audit_piece
 from storage.audit.replay import audit_step
-from storage.audit.verdict import AuditProgress
-from storage.errors import Refused
+from storage.audit.verdict import AuditProgress, Outcome
+from storage.errors import CertificateFault, Divergence, MachineFault, Refused
 from storage.publish import publish
-from storage.run import Run
+from storage.run import Run, open_release
+from storage.store import LocalStore, object_digest
+from storage.stream import Stream
 from tests.storage import small
-from tests.storage.conftest import Small
+from tests.storage.conftest import Small, flip
 from tests.storage.opened import BEACON, MATCHES, PIECES, STEP, UNITS, drawn, outcomes, verdicts
+from tests.storage.test_audit import republished
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +46,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 @pytest.fixture(scope="module", autouse=True)
 def _self_test_once() -> Iterator[None]:
-    """The vectors take longer than all of these audits; test_audit_machine.py is about them."""
+    """The vectors, and a fresh process for a no-match, take longer than all of these audits; test_audit_machine.py is
+    about them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "self_test", lambda backend, report: None)
+        patch.setattr(confirm, "repeat", again.found)
         yield
 
 
@@ -160,3 +169,172 @@ def test_another_draw_than_it_was_opened_for_is_refused(made: Small, auditor: Ke
 def test_a_unit_that_is_not_there_is_refused(opened: Small, auditor: Key, unit: int) -> None:
     verdict = audit_piece(opened.published, f"step {STEP} unit {unit}", drawn(opened), "cpu", auditor)
     assert verdict.exit_code == 13 and "its 2 units are 0 to 1" in verdict.detail
+
+
+def damaged(made: Small, change: dict[str, Any]) -> None:
+    """Another opening in the place of the published one."""
+    path = made.published.path(opening_key(STEP))
+    opening = Opening.parse(path.read_bytes(), "opening")
+    path.write_bytes(Opening(**(opening.model_dump() | change)).canonical())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"run": "0" * 64}, "its run is 000"),
+        ({"step": 5}, "its step is 5, expected 6"),
+        ({"nll": [1]}, "its number of units is (1, 2), expected (2, 2)"),
+        ({"tensor": "head' OR 1=1"}, "its tensor is head' OR 1=1"),
+        ({"fingerprints": "0" * 64}, f"there is no objects/{'0' * 64}"),
+        ({"gradient": "0" * 64}, f"there is no objects/{'0' * 64}"),
+    ],
+)
+def test_an_opening_that_cannot_be_this_steps(made: Small, auditor: Key, change: dict[str, Any], said: str) -> None:
+    damaged(made, change)
+    verdict = audit_piece(made.published, f"step {STEP} sum", drawn(made), "cpu", auditor)
+    assert (verdict.exit_code, verdict.certificate) == (11, None) and said in verdict.detail, verdict.detail
+
+
+def put(made: Small, data: bytes) -> str:
+    """Store an object; its digest."""
+    digest = object_digest(data)
+    made.published.create(checkpoint.object_key(digest), data)
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "holds 0 bytes"),
+        (b"\0" * 8 * 25, "holds 200 bytes"),
+        (b"\xff" * 8 * UNITS * 12, "a fingerprint is 18446744073709551615"),
+    ],
+)
+def test_a_table_of_fingerprints_that_is_none(made: Small, auditor: Key, data: bytes, said: str) -> None:
+    damaged(made, {"fingerprints": put(made, data)})
+    verdict = audit_piece(made.published, f"step {STEP} unit 0", drawn(made), "cpu", auditor)
+    assert verdict.exit_code == 11 and said in verdict.detail, verdict.detail
+
+
+@pytest.mark.parametrize("part", ["sum", "update"])
+def test_another_gradient_than_the_entrys_is_an_input_fault(made: Small, auditor: Key, part: str) -> None:
+    """It proves nothing about the run: the entry says which gradient it is."""
+    opened = load_opening(made.release(), STEP)
+    gradient = load_gradient(made.release(), opened)
+    gradient.reshape(-1)[-1] += 1
+    damaged(made, {"gradient": put(made, gradient.tobytes())})
+    verdict = audit_piece(made.published, f"step {STEP} {part}", drawn(made), "cpu", auditor)
+    assert verdict.exit_code == 11 and f"the gradient of {opened.opening.tensor} has digest" in verdict.detail
+
+
+def test_a_wrong_fingerprint_is_found_by_unit_and_sum(made: Small, auditor: Key) -> None:
+    """Whoever opened the step lied: the pieces do not fit, and the audit of the step says that the entry is right."""
+    opened = load_opening(made.release(), STEP)
+    table = opened.fingerprints.copy()
+    index = sorted(made.release().spec.model.shapes()).index(opened.opening.tensor)
+    table[1, index] = (int(table[1, index]) + 1) % PRIME
+    damaged(made, {"fingerprints": put(made, table.tobytes())})
+    found = verdicts(made, auditor)
+    assert outcomes(found) == MATCHES | {"unit 1": "no-match", "sum": "no-match"}
+    assert found[f"step {STEP} unit 1"].tensors == (f"gradient/{opened.opening.tensor}",)
+    assert "an audit of the whole step says which" in found[f"step {STEP} sum"].detail
+    assert audit_step(made.published, STEP, "cpu", auditor).outcome is Outcome.MATCH
+
+
+@pytest.mark.parametrize(("field", "parts"), [("nll", {"unit 0", "sum"}), ("lse2", {"unit 0", "sum"})])
+def test_wrong_losses_are_found_by_unit_and_sum(made: Small, auditor: Key, field: str, parts: set[str]) -> None:
+    values = getattr(load_opening(made.release(), STEP).opening, field)
+    damaged(made, {field: [values[0] + (1 << 12), *values[1:]]})
+    assert outcomes(verdicts(made, auditor)) == MATCHES | dict.fromkeys(parts, "no-match")
+
+
+def test_a_flipped_bit_in_an_opened_state(made: Small, auditor: Key) -> None:
+    manifest = checkpoint.load_manifest(made.published, made.release().ledger, STEP, checkpoint.OPENED)
+    path = made.published.path(checkpoint.object_key(manifest.parts[0].digest))
+    flip(path, path.stat().st_size - 5)  # in the last tensor, a weight
+    assert audit_piece(made.published, f"step {STEP} unit 0", drawn(made), "cpu", auditor).fault == "CheckpointFault"
+    assert audit_step(made.published, STEP, "cpu", auditor).fault == "CheckpointFault"
+
+
+def test_a_unit_reads_its_windows_and_weights_alone(made: Small, auditor: Key) -> None:
+    """Neither moments nor other units' windows are looked at."""
+    run, read = made.release(), list[tuple[int, int]]()
+    manifest = checkpoint.load_manifest(made.published, run.ledger, STEP, checkpoint.OPENED)
+    path = made.published.path(checkpoint.object_key(manifest.parts[0].digest))
+    flip(path, 5000)  # a first moment
+    original = Stream.windows
+
+    def watched(self: Stream, first: int, count: int) -> np.ndarray:
+        read.append((first, count))
+        return original(self, first, count)
+
+    with mock.patch.object(Stream, "windows", watched):
+        verdict = audit_piece(made.published, f"step {STEP} unit 1", drawn(made), "cpu", auditor)
+    assert verdict.outcome is Outcome.MATCH and read == [(run.ledger[STEP].first_window + 1, 1)]
+
+
+def test_a_certificate_of_a_piece_cannot_be_moved(made: Small, auditor: Key) -> None:
+    ledger, ours = made.release().ledger, audit_piece(made.published, PIECES[0], drawn(made), "cpu", auditor)
+    assert ours.certificate
+    body = Certificate.parse(ours.certificate, "certificate").body
+    with pytest.raises(CertificateFault, match="its piece is step 6 unit 0, expected step 6 unit 1"):
+        verify(ours.certificate, ledger, PIECES[1])
+    changes: list[dict[str, Any]] = [
+        {"piece": "step 5 unit 0"}, {"piece": "step 99 unit 0"}, {"piece": "step 6"}, {"step": 5}, {"first_step": 5},
+        {"predecessor": "0" * 64}, {"draw": None}, {"beacon": None}, {"reproduced": ledger[STEP]},
+        {"reproduced": "0" * 64}, {"run": "0" * 64}, {"piece": "step 6 unit 00"}, {"piece": "step 6 unit"},
+    ]  # fmt: skip
+    for change in changes:
+        forged = sign(Body.model_validate(dict(body) | change), auditor)
+        with pytest.raises(CertificateFault):
+            verify(forged, ledger)
+
+
+def test_the_proof_of_a_unit_needs_its_gradient(made: Small, auditor: Key) -> None:
+    found = audit_piece(made.published, PIECES[0], drawn(made), "cpu", auditor)
+    assert found.certificate
+    run, proof = made.release(), Certificate.parse(found.certificate, "certificate").body.proof
+    state = checkpoint.load(run.store, run.ledger, STEP, folder=checkpoint.OPENED)
+    windows = run.stream.windows(run.ledger[STEP].first_window, 2)
+    units = engine.each_unit(run.spec, engine.load_backend("cpu"), state.weights, windows)
+    proofs = [
+        piece_proof(key, run.ledger.run_id, piece, BEACON, {"gradient": unit.sums}, {})
+        for unit in units
+        for key in (auditor.public, made.key.public)
+        for piece in PIECES[:2]
+    ]
+    assert proofs[0] == proof and len(set(proofs)) == 8
+
+
+def test_gradients_too_large_for_a_fingerprint_are_refused() -> None:
+    check_size({"q": np.array([2**59 - 1])}, 2, 6)
+    with pytest.raises(Refused, match="of q reaches 576460752303423488"):
+        check_size({"q": np.array([0, -(2**59)])}, 2, 6)
+
+
+def test_units_that_do_not_make_the_step_are_a_machine_fault(
+    trained: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that computes a unit in two ways opens nothing."""
+    shutil.copytree(trained.folder, tmp_path / "made")
+    made, original = Small(tmp_path / "made"), engine.each_unit
+
+    def unsteady(*arguments: Any) -> Iterator[Any]:
+        for unit in original(*arguments):
+            unit.sums["head"][0, 0] += 1
+            yield unit
+
+    monkeypatch.setattr(engine, "each_unit", unsteady)
+    with pytest.raises(MachineFault, match="do not sum to the step"):
+        open_step(made.published, STEP, drawn(made), "cpu")
+    assert not is_open(made.release(), STEP)
+
+
+def test_a_step_that_the_ledger_has_otherwise_is_not_opened(trained: Small, tmp_path: Path) -> None:
+    shutil.copytree(trained.folder, tmp_path / "made")
+    made = Small(tmp_path / "made")
+    store = republished(made, {"loss": "3f800000"}, at=STEP)
+    draw = make_draw(LocalStore(tmp_path / "audits"), open_release(store).ledger, "2026-11-29", BEACON, 8)
+    with pytest.raises(Divergence, match="step 6 came out differently"):
+        open_step(store, STEP, draw, "cpu")
+    assert store.list("openings/") == [] and checkpoint.steps(store, checkpoint.OPENED) == [STEP]
