@@ -118,6 +118,8 @@ def _units(
     found = [Unit.parse(kept.read(key), key) for key in keys if kept and key in there]
     began, first = time.monotonic(), len(found)
     report(AuditProgress("unit", state.step, first, count, None))
+    if first == count:
+        return found
     windows = run.stream.windows(plan.first_window + first * size, plan.windows - first * size)
     for summed in engine.each_unit(run.spec, backend, state.weights, windows, memory):
         found.append(unit_of(summed, backend, count, beacon, state.step))

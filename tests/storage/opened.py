@@ -15,9 +15,9 @@ STEP, UNITS = 6, 2
 PIECES = [f"step {STEP} {part}" for part in ("unit 0", "unit 1", "sum", "update")]
 
 
-def drawn(made: Small, date: str = "2026-11-29", beacon: Beacon = BEACON) -> Draw:
+def drawn(made: Small, date: str = "2026-11-29", beacon: Beacon = BEACON, count: int = 8) -> Draw:
     """A draw of every step, recorded beside the run."""
-    return make_draw(LocalStore(made.folder / "audits"), made.release().ledger, date, beacon, 8)
+    return make_draw(LocalStore(made.folder / "audits"), made.release().ledger, date, beacon, count)
 
 
 def verdicts(made: Small, auditor: Key, draw: Draw | None = None) -> dict[str, Verdict]:
