@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from flows import environment, trust
+from flows import environment, openings, trust
 from flows.terminal import JsonOption, KeysOption, StoreArgument, console
 from flows.terminal import absolute as _absolute
 from flows.terminal import line as _line
@@ -159,6 +159,9 @@ def audit(
     store: StoreArgument,
     step: Annotated[int | None, typer.Option(min=0, help="The step to replay, from 0.")] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Regenerate the initial state from its seed.")] = False,
+    unit: Annotated[int | None, typer.Option(min=0, help="Of an opened step: one unit's gradient alone.")] = None,
+    sum_: Annotated[bool, typer.Option("--sum", help="Of an opened step: do the units make the gradient?")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Of an opened step: one parameter's update.")] = False,
     draw: Annotated[str, typer.Option(help="Date of the recorded draw that chose the step, e.g. 2026-11-29.")] = "",
     backend: AnyBackendOption = "cpu",
     records: RecordsOption = AUDITS,
@@ -166,26 +169,39 @@ def audit(
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay one step and compare it with the ledger.
+    """Replay one step, or a part of it, and compare it with the ledger.
 
-    Needs the published run alone. Compares the whole entry and signs a certificate. Of several copies, what is bad in
-    one is reported and taken from another. What comes from s3:// is kept in ~/.cache/verbatim, up to 10 GB, and
-    verified at each use: VERBATIM_CACHE names another folder, or none; VERBATIM_CACHE_GB another limit.
+    Needs the published run alone. Compares the whole entry and signs a certificate. Of a step that was opened, a unit,
+    the sum and the update can be audited alone, each in a fraction of the time; each proves its part.
+
+    Of several copies, what is bad in one is reported and taken from another. What comes from s3:// is kept in
+    ~/.cache/verbatim, up to 10 GB, and verified at each use: VERBATIM_CACHE names another folder, or none;
+    VERBATIM_CACHE_GB another limit.
 
     \b
     Examples: verbatim audit runs/demo/published --step 17
               verbatim audit runs/demo/published --initial
               verbatim audit s3://first/demo --mirror s3://second/demo --step 17
+              verbatim audit runs/demo/published --step 17 --unit 1 --draw 2026-11-29
     """
-    from tasks import replay
+    from tasks import pieces, replay
 
+    parts = [f"unit {unit}"] * (unit is not None) + ["sum"] * sum_ + ["update"] * update
     if initial == (step is not None):
         raise UsageError("give either --step NUMBER or --initial", next_step="verbatim audit --help")
     if initial and draw:
         raise UsageError("--draw names a draw of steps; the initial state is not drawn", next_step="leave --draw out")
-    kept = str(records.absolute())
-    copies, signing = _all_absolute(mirror), str(keys.absolute())
-    result = replay.audit(_absolute(store), step, draw, backend, kept, signing, _say(as_json), copies)
+    if len(parts) > 1 or (parts and (initial or not draw)):
+        raise UsageError(
+            "--unit, --sum and --update are parts of a step, one at a time, and need the draw that it was opened for",
+            next_step=f"verbatim audit {store} --step {step or 0} --{parts[0]} --draw DATE",
+        )
+    kept, signing, copies = str(records.absolute()), str(keys.absolute()), _all_absolute(mirror)
+    address, report = _absolute(store), _say(as_json)
+    if parts:
+        result = pieces.audit(address, f"step {step} {parts[0]}", draw, backend, kept, signing, report, copies)
+    else:
+        result = replay.audit(address, step, draw, backend, kept, signing, report, copies)
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
 
@@ -354,6 +370,7 @@ def _show_bad(copies: list[dict[str, str]]) -> None:
 
 
 trust.register(app)
+openings.register(app, _say)
 
 
 def main() -> None:

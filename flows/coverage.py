@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from storage.audit.collect import BASES, Evidence, collect
+from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import detection, first_for, proven
 from storage.audit.keys import load_or_create_key
 from storage.audit.named import Named, load_named
+from storage.audit.opened import store_of_opening
 from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened, parts
 from storage.errors import Divergence, InputFault
 from storage.ledger import Entry, Ledger
@@ -128,7 +129,7 @@ def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> 
 
 def _unit(release: Store, ledger: Ledger, step: int, key: str, done: set[str]) -> int | None:
     """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
-    if not any(release.list(f"{base}openings/{step:08d}.json") for base in BASES):
+    if store_of_opening(release, step) is None:
         return None
     units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
     left = [unit for unit in range(units) if f"unit {unit}" not in done]

@@ -37,6 +37,9 @@ class Group(Protocol):
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """Own rows of the ranks' sums of a batch, added to those of the batches before."""
 
+    def passed(self, unit: int, nll: Any, lse2: Any, flag: Any) -> None:
+        """Told after each of this rank's units: the sums of its losses so far, which the device may still compute."""
+
     def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """Own rows of the units' mean gradient f32, on the host: the ordered reduction, in place of the three above.
         Every rank makes gradient(unit) of its own units alone."""
@@ -81,6 +84,9 @@ class Alone:
     def joined(self, sums: Tensors, before: Tensors) -> Tensors:
         """The sums of the only batch."""
         return sums
+
+    def passed(self, unit: int, nll: Any, lse2: Any, flag: Any) -> None:
+        """Nothing to do."""
 
     def ordered(self, order: Order, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Tensors:
         """The order's ranks, one after the other."""

@@ -5,19 +5,20 @@ windows ─▶ unit gradients, summed as integers ─▶ norm ─▶ spike proto
 A run whose spec says so adds them as floats in a recorded order instead: `model.ordered`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels import canonical, digest
-from kernels.interface import LSE2_BITS
+from kernels.interface import LSE2_BITS, AdamScalars
 from model import diagnostics, host, schedule, spike
 from model.group import ALONE, Group, Kind
 from model.memory import KEEP_ALL, MemoryPlan
-from model.spec import Ordered, RunSpec
+from model.spec import OptimizerSpec, Ordered, RunSpec
 from model.state import State
 from model.transformer import Network, network, unit_gradients, unit_loss
 
@@ -69,7 +70,8 @@ def step(
     sums, nll, lse2, finite, codes = gradients(spec, backend, state.weights, windows, memory, diagnose, group)
     lr = schedule.learning_rate(spec, plan.tokens_before)
     tokens = len(windows) * spec.model.seq_len
-    mean, scale = host.mean_scale(tokens), gradient_scale(spec, tokens)
+    loss, z_loss = mean_losses(tokens, nll, lse2) if finite else (None, None)
+    scale = gradient_scale(spec, tokens)
     norm = gradient_norm(backend, sums, scale, group) if finite else None
     state.spike, event, halt = spike.decide(spec.spike, state.spike, state.step, norm)
     clip = clip_factor(spec, norm) if norm is not None else np.float32(1)
@@ -90,8 +92,8 @@ def step(
         first_window=plan.first_window,
         windows=plan.windows,
         lr=canonical.bits(lr),
-        loss=canonical.bits(host.f32(nll) * mean) if finite else None,
-        z_loss=canonical.bits(host.f32(lse2) * host.mean_scale(tokens, LSE2_BITS)) if finite else None,
+        loss=loss,
+        z_loss=z_loss,
         grad_norm=canonical.bits(norm) if norm is not None else None,
         gradient=digest.root(digests, {}) if finite else None,
         state=digest.root(tensors, state.scalars()),
@@ -133,6 +135,21 @@ def gradients(
     return Summed(sums, nll, lse2, finite, diagnostics.codes(net) if diagnose and finite else {})
 
 
+def each_unit(
+    spec: RunSpec, backend: ModuleType, weights: dict[str, Any], windows: np.ndarray, memory: MemoryPlan = KEEP_ALL
+) -> Iterator[Summed]:
+    """The gradients of each unit of windows [n, seq_len + 1] alone, in order; the sums are new arrays each time."""
+    windows, flag = _checked(spec, len(windows), windows), backend.new_flag()
+    net = network(spec, backend, weights, flag, memory)
+    size = spec.numerics.unit_windows
+    for first in range(0, len(windows), size):
+        unit = _Units(net, windows[first : first + size], flag)
+        sums = {name: backend.new_sums(shape) for name, shape in unit.shapes.items()}
+        unit.add(0, sums)
+        yield Summed(sums, int(unit.nll), int(unit.lse2), not int(flag[0]), {})
+        del sums
+
+
 def evaluate(
     spec: RunSpec,
     backend: ModuleType,
@@ -151,6 +168,12 @@ def evaluate(
             nll = nll + unit_loss(net, windows[window][None, :], flag)[0]
     nll, raised = group.total(int(nll), int(flag[0]))
     return None if raised else canonical.bits(host.f32(nll) * host.mean_scale(len(windows) * spec.model.seq_len))
+
+
+def mean_losses(tokens: int, nll: int, lse2: int) -> tuple[str, str]:
+    """(loss, z-loss) of a step as bits, from the sums over its tokens: nll in units of 2⁻²⁴ nats, lse2 of 2⁻²⁰."""
+    scales = host.mean_scale(tokens), host.mean_scale(tokens, LSE2_BITS)
+    return canonical.bits(host.f32(nll) * scales[0]), canonical.bits(host.f32(lse2) * scales[1])
 
 
 def gradient_scale(spec: RunSpec, tokens: int) -> np.float32:
@@ -210,6 +233,7 @@ def _accumulate(net: Network, windows: np.ndarray, flag: Any, group: Group) -> t
         sums = group.new_sums(net.backend, units.shapes)
         for unit in batch:
             units.add(unit, sums)
+            group.passed(unit, units.nll, units.lse2, flag)
         joined = group.joined(sums, joined)
     return joined, units.nll, units.lse2
 
@@ -223,17 +247,35 @@ def _update(
     mean: np.float32,
     clip: np.float32,
 ) -> None:
-    both = {
-        decays: host.adam_scalars(spec.optimizer, lr, state.updates, decays, mean, clip) for decays in (True, False)
-    }
     for name, weight in state.weights.items():
-        scalars = both[not spec.optimizer.no_decay(name, weight.shape)]
-        arrays = (weight, state.m[name], state.v[name])
-        tensors = tuple(map(backend.to_device, arrays))
-        backend.adamw(*tensors, sums[name], scalars)
-        for array, tensor in zip(arrays, tensors, strict=True):
-            if tensor is not array:
-                array[...] = backend.to_host(tensor)
+        update(spec, backend, name, (weight, state.m[name], state.v[name]), sums[name], state.updates, lr, mean, clip)
+
+
+def update(
+    spec: RunSpec,
+    backend: ModuleType,
+    name: str,
+    arrays: tuple[Any, Any, Any],
+    sums: Any,
+    number: int,
+    lr: np.float32,
+    mean: np.float32,
+    clip: np.float32,
+) -> None:
+    """Update `number`, from 1, of one parameter: its arrays (weight, m, v), in place, from its summed gradient."""
+    scalars = _scalars(spec.optimizer, lr, number, not spec.optimizer.no_decay(name, arrays[0].shape), mean, clip)
+    tensors = tuple(map(backend.to_device, arrays))
+    backend.adamw(*tensors, sums, scalars)
+    for array, tensor in zip(arrays, tensors, strict=True):
+        if tensor is not array:
+            array[...] = backend.to_host(tensor)
+
+
+@lru_cache(maxsize=2)  # the same for all parameters that decay, and for all others
+def _scalars(
+    optimizer: OptimizerSpec, lr: np.float32, number: int, decays: bool, mean: np.float32, clip: np.float32
+) -> AdamScalars:
+    return host.adam_scalars(optimizer, lr, number, decays, mean, clip)
 
 
 def _checked(spec: RunSpec, count: int, windows: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ demands, so a hostile header has nothing to attack; sizes are compared before an
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -108,19 +108,23 @@ def save(store: Store, ledger: Ledger, state: State) -> Manifest:
     return manifest
 
 
-def load(store: Store, ledger: Ledger, step: int, moments: Allocate = zeros) -> State:
+def load(
+    store: Store, ledger: Ledger, step: int, moments: Allocate = zeros, wanted: Collection[str] | None = None
+) -> State:
     """State `step`, every byte verified against the ledger. CheckpointFault names tensor, leaf and rows.
 
-    moments: gives the arrays of m and v their place. Beyond the state itself little memory is taken.
+    moments: gives the arrays of m and v their place. wanted: the only tensors to be read, as "weights/…"; None: all.
+    Beyond the state itself little memory is taken.
     """
     manifest = load_manifest(store, ledger, step)
     shapes = state_shapes(ledger.header.run_spec().model)
     try:
-        tensors = dict(_tensors(store, manifest, shapes, moments))
+        tensors = dict(_tensors(store, manifest, shapes, moments, wanted))
     except MissingObject as error:
         raise _fault(step, f"checkpoint {step} is not complete: {error.message}") from None
     try:
-        state = State.of({name: tensors[name] for name in shapes}, manifest.scalars)
+        names = [name for name in shapes if wanted is None or name in wanted]
+        state = State.of({name: tensors[name] for name in names}, manifest.scalars)
     except (ValueError, KeyError, TypeError) as error:
         raise _fault(step, f"{checkpoint_key(step)}: scalars are not a state's: {error}") from None
     if state.step != step or state.scalars() != manifest.scalars:
@@ -135,13 +139,18 @@ def check(store: Store, ledger: Ledger, step: int) -> None:
 
 
 def _tensors(
-    store: Store, manifest: Manifest, shapes: Shapes, moments: Allocate = zeros
+    store: Store,
+    manifest: Manifest,
+    shapes: Shapes,
+    moments: Allocate = zeros,
+    wanted: Collection[str] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by name, verified, one at a time."""
+    """Every tensor by name, or the wanted ones, verified, one at a time."""
     known = sound(store, object_key(manifest.leaves), lambda copy: _load_leaves(copy, manifest, shapes))
     step = manifest.step
     for part in manifest.parts:
-        yield from _decode(store, part, known, shapes, step, moments)
+        if wanted is None or set(wanted) & set(part.tensors):
+            yield from _decode(store, part, known, shapes, step, moments, wanted)
 
 
 def load_manifest(store: Store, ledger: Ledger, step: int) -> Manifest:
@@ -210,21 +219,30 @@ def _encode(names: list[str], tensors: Mapping[str, np.ndarray]) -> list[bytes |
 
 
 def _decode(
-    store: Store, part: Part, known: Mapping[str, bytes], shapes: Shapes, step: int, moments: Allocate
+    store: Store,
+    part: Part,
+    known: Mapping[str, bytes],
+    shapes: Shapes,
+    step: int,
+    moments: Allocate,
+    wanted: Collection[str] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The part's tensors as arrays of their own, verified: the size and the header first, then piece by piece."""
+    """The part's wanted tensors as arrays of their own, verified: size and header first, then piece by piece."""
     key, header = object_key(part.digest), safetensors_header(part.tensors, shapes)
     start = len(header)
-    size = start + sum(4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors)
-    sound(store, key, lambda copy: _check_header(copy, key, header, size, step))
-    for name in part.tensors:
+    sizes = [4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors]
+    sound(store, key, lambda copy: _check_header(copy, key, header, len(header) + sum(sizes), step))
+    for name, size in zip(part.tensors, sizes):
+        if wanted is not None and name not in wanted:
+            start += size
+            continue
         array = (zeros if name.startswith("weights/") else moments)(shapes[name])
         rows, row_bytes = _piece_rows(shapes[name]), array.nbytes // array.shape[0]
         for first in range(0, array.shape[0], rows):
             piece = _Piece(name, array[first : first + rows], first, known[name], start + first * row_bytes)
             sound(store, key, partial(_fill, key=key, piece=piece, step=step))
         yield name, array
-        start += array.nbytes
+        start += size
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,14 @@ AUDIT_CLASSES = tuple(_AUDITS)
 MADE_CLASSES = tuple(_MADE)
 
 
+OPENED = re.compile(rf"opened/(checkpoints/{_STEP}\.json|objects/[0-9a-f]{{64}}|openings/{_STEP}\.json)", re.ASCII)
+
+
+def is_opened(key: str) -> bool:
+    """Whether the key lies in the store of openings beside a release (audit/opened.py), which lists none of it."""
+    return OPENED.fullmatch(key) is not None
+
+
 def class_of(key: str) -> str:
     """The class of a key in a release; "" if it fits none."""
     return next((name for name, pattern in _PATTERNS.items() if pattern.fullmatch(key)), "")

@@ -6,15 +6,16 @@ from types import ModuleType
 
 import kernels
 from kernels.conformance import self_test as _self_test
+from kernels.cpu.fingerprint import fingerprint
 from kernels.warm import warm
 from model.spec import RunSpec
 from model.state import State, initial_state
-from model.step import StepRecord, clip_factor, evaluate, step
+from model.step import StepRecord, Summed, clip_factor, each_unit, evaluate, gradient_scale, mean_losses, step, update
 from storage.errors import MachineFault, Refused, UsageError
 from storage.processes import cores
 
-__all__ = ["State", "StepRecord", "check_arithmetic", "clip_factor", "evaluate", "initial_state", "load_backend",
-           "self_test", "step"]  # fmt: skip
+__all__ = ["State", "StepRecord", "Summed", "check_arithmetic", "clip_factor", "each_unit", "evaluate", "fingerprint",
+           "gradient_scale", "initial_state", "load_backend", "mean_losses", "self_test", "step", "update"]  # fmt: skip
 
 
 EVERY = 5.0  # seconds between two words on a self-test

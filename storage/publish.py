@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.kept import AUDITS, records_of
 from storage.audit.keys import Key
-from storage.classes import RUN_CLASSES, class_of
+from storage.classes import RUN_CLASSES, class_of, is_opened
 from storage.copying import PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
@@ -154,7 +154,8 @@ def _foreign(store: Store, key: str) -> InputFault:
 
 def _check_nothing_else(target: Store, keys: Iterable[str]) -> None:
     """Refused if the target holds what will not be listed: the end of a publication that was begun otherwise."""
-    for key in sorted(set(target.list()).difference(keys, [RELEASE_KEY])):  # which another publisher may have finished
+    there = {key for key in target.list() if not is_opened(key)}  # openings are made later, and prove themselves
+    for key in sorted(there.difference(keys, [RELEASE_KEY])):  # which another publisher may have finished
         raise Refused(
             f"{target.uri} holds {key}, which this publication does not; nothing was written",
             cause="publishing was begun by other code or from another state of the run, or someone put it there",

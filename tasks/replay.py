@@ -39,17 +39,19 @@ def audit(
     if step is None:
         verdict = audit_initial(release, backend, key, report)
     else:
-        verdict = audit_step(release, step, backend, key, _draw(release, kept, draw), report)
-    certificate = None
-    if verdict.certificate is not None:
-        certificate = str(Path(records) / _save(kept, verdict, verdict.certificate))
-    return verdict.document() | {"step": step, "certificate": certificate}
+        verdict = audit_step(release, step, backend, key, _draw(release, kept, draw), report, kept)
+    return verdict.document() | {"step": step, "certificate": saved(records, kept, verdict)}
 
 
-def _save(records: Store, verdict: Verdict, certificate: bytes) -> str:
-    """Keep the certificate; a replay's verdict is not lost where that fails."""
+def saved(folder: str, records: Store, verdict: Verdict) -> str | None:
+    """Where in `folder`, the place of the store `records`, the verdict's certificate now lies; None without one.
+
+    A verdict is not lost where it cannot be kept.
+    """
+    if verdict.certificate is None:
+        return None
     try:
-        return save_certificate(records, certificate)
+        return str(Path(folder) / save_certificate(records, verdict.certificate))
     except StorageError as error:
         raise StorageError(
             f"{verdict.piece}: {verdict.outcome.label}, but its certificate was not kept: {error.message}",

@@ -38,6 +38,8 @@ SITES = {
     ("kernels/generic/products.py", "_float32", "@"): "codes in slices of 1,024 terms: every partial sum is below 2^24",
     ("kernels/reference/layers.py", "embed_backward", "np.add.at"): "int64 into int64",
     ("kernels/reference/head.py", "head_backward", "np.subtract.at"): "int64 into int64",
+    ("kernels/reference/fingerprint.py", "fingerprint", "sum"): "Python's integers",
+    ("kernels/cpu/fingerprint.py", "fingerprint", "sum"): "the same",
     ("kernels/nvidia/digest.py", "digests", "sum"): "numbers of leaves, in Python's integers",
     ("kernels/nvidia/linear.py", "linear_backward", "sum"): "widths, in Python's integers",
     ("kernels/nvidia/transpose.py", "gradient_codes", "sum"): "the same",

@@ -37,13 +37,13 @@ def _initial_weights(key_0, key_1, tag_0, tag_1, std, out):
     counters = (out.size + 3) // 4
     for block in prange((counters + BLOCK - 1) // BLOCK):
         for i in range(block * BLOCK, min(counters, (block + 1) * BLOCK)):
-            words = _philox(np.uint64(i), tag_0, tag_1, key_0, key_1)
+            words = philox(np.uint64(i), tag_0, tag_1, key_0, key_1)
             for lane in range(min(4, out.size - 4 * i)):
                 out[4 * i + lane] = _normal_cut(np.uint32(words[lane])) * std
 
 
 @njit(**OPTIONS)
-def _philox(index, c2, c3, k0, k1):
+def philox(index, c2, c3, k0, k1):
     """The four 32-bit words, as uint64, of counter (index, c2, c3) under the key (k0, k1)."""
     c0, c1 = index & MASK, index >> U32
     for _ in range(ROUNDS):

@@ -1,14 +1,17 @@
 """The fresh process of confirm.py: the same audit once more, unsigned, its finding told on standard output.
 
-    python -m storage.audit.again PIECE BACKEND STORE_URI …     PIECE: "initial" or "step N"; a URI for each copy
+    python -m storage.audit.again PIECE BACKEND STORE_URI …     a URI for each copy
 
-One canonical JSON line a stage, and at the end one finding; nothing else.
+PIECE: "initial", "step N" or a part of a step (pieces.py). One canonical JSON line a stage, and at the end one
+finding; nothing else.
 """
 
 import os
 import sys
 
+from storage.audit.certificate import PIECE
 from storage.audit.confirm import Finding, Stage
+from storage.audit.pieces import find_piece
 from storage.audit.replay import INITIAL, find
 from storage.audit.verdict import AuditProgress, Report
 from storage.mirrors import open_copies
@@ -17,8 +20,11 @@ from storage.records import Record
 
 def found(uris: list[str], piece: str, backend: str, report: Report) -> Finding:
     """What this process finds."""
+    release = open_copies(uris)
+    if PIECE.fullmatch(piece):
+        return Finding.of(find_piece(release, piece, backend, report))
     step = None if piece == INITIAL else int(piece.removeprefix("step "))
-    return Finding.of(find(open_copies(uris), step, backend, report))
+    return Finding.of(find(release, step, backend, report))
 
 
 def main() -> None:

@@ -6,7 +6,8 @@
 after it: only who held them can make it, and whoever replays the step can make it again for any key and compare.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from storage.store import Store
 
 MAX_CERTIFICATE = 1 << 16
 PURPOSE = "certificate"
+PIECE = re.compile(r"step (0|[1-9]\d{0,14}) (?:unit (0|[1-9]\d{0,3})|sum|update)", re.ASCII)  # a part of a step
 
 
 class Beacon(Record):
@@ -44,7 +46,8 @@ class DrawReference(Record):
 class Body(Record):
     """What is claimed. predecessor: digest of the entry before; recorded: of the ledger's; reproduced: what came out.
 
-    For the piece "initial" the predecessor is the run id, and recorded and reproduced are initial state roots.
+    For the piece "initial" the predecessor is the run id, and recorded and reproduced are initial state roots. For a
+    part of a step (pieces.py) they are digests of what its opening says and of what came out.
     """
 
     kind: Literal["certificate"] = "certificate"
@@ -84,20 +87,35 @@ class Checked:
 def replay_proof(
     auditor: str, run: str, piece: str, beacon: Beacon | None, gradient: dict[str, np.ndarray], state: State
 ) -> str:
-    """The proof of replay that this auditor must show for this piece; gradient: int64 sums, empty for a void step."""
+    """The proof of replay that this auditor must show for this step; gradient: int64 sums, empty for a void step."""
+    groups = {"gradient": dict(sorted(gradient.items())), "state": state.tensors()}
+    return piece_proof(auditor, run, piece, beacon, groups, state.scalars())
+
+
+def piece_proof(
+    auditor: str,
+    run: str,
+    piece: str,
+    beacon: Beacon | None,
+    groups: Mapping[str, Mapping[str, np.ndarray]],
+    scalars: Mapping[str, Any],
+) -> str:
+    """The proof over tensors by group and name, in the order given, and scalars."""
     name = {"auditor": auditor, "beacon": beacon.value if beacon else "", "piece": piece, "run": run}
     key = bytes.fromhex(digest(canonical.dumps(name), "proof of replay"))
-    return keyed(key, _material(gradient, state))
+    return keyed(key, _material(groups, scalars))
 
 
-def _material(gradient: dict[str, np.ndarray], state: State) -> Iterator[bytes | memoryview]:
-    """Names, shapes and little-endian bytes: the gradient's tensors, the state's, then its scalars."""
-    for group, tensors in (("gradient", dict(sorted(gradient.items()))), ("state", state.tensors())):
+def _material(
+    groups: Mapping[str, Mapping[str, np.ndarray]], scalars: Mapping[str, Any]
+) -> Iterator[bytes | memoryview]:
+    """Names, shapes and little-endian bytes of the tensors, then the scalars."""
+    for group, tensors in groups.items():
         for name, array in tensors.items():
             yield canonical.dumps([group, name, array.dtype.name, list(array.shape)])
             array = np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name])
             yield memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-    yield canonical.dumps(state.scalars())
+    yield canonical.dumps(dict(scalars))
 
 
 def sign(body: Body, key: Key) -> bytes:
@@ -128,6 +146,8 @@ def verify(data: bytes, ledger: Ledger, piece: str | None = None) -> Checked:
     _require("conformance digest", body.provenance.conformance, ledger.header.spec.get("vectors"))
     if body.piece == "initial":
         _check_initial(body, ledger)
+    elif PIECE.fullmatch(body.piece):
+        _check_part(body, ledger)
     else:
         _check_step(body, ledger)
     return Checked(body, digest(data, PURPOSE))
@@ -149,6 +169,17 @@ def _check_initial(body: Body, ledger: Ledger) -> None:
     _require("step", body.step, None)
     _require("predecessor", body.predecessor, ledger.run_id)
     _require("recorded initial root", body.recorded, ledger.header.initial_root)
+    _require("verdict", body.verdict, "match" if body.reproduced == body.recorded else "no-match")
+
+
+def _check_part(body: Body, ledger: Ledger) -> None:
+    step = int(body.piece.split()[1])
+    if step >= len(ledger):
+        raise CertificateFault(f"certificate: about step {step}, the ledger holds {len(ledger)} steps")
+    _require("step", (body.first_step, body.step), (step, step))
+    _require("predecessor", body.predecessor, ledger.link(step))
+    if body.draw is None or body.beacon is None or not isinstance(body.reproduced, str):
+        raise CertificateFault(f"certificate: {body.piece} without the draw that chose it, or with a whole entry")
     _require("verdict", body.verdict, "match" if body.reproduced == body.recorded else "no-match")
 
 

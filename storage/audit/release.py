@@ -4,7 +4,7 @@ from storage import checkpoint
 from storage.audit.check import check_entries
 from storage.audit.contents import check_listed, needed
 from storage.audit.kept import AUDITS, records_of
-from storage.classes import AUDIT_CLASSES
+from storage.classes import AUDIT_CLASSES, is_opened
 from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
 from storage.errors import InputFault
 from storage.export import PROGRAM, exported
@@ -44,7 +44,7 @@ def _digests(body: ReleaseBody) -> dict[str, str]:
 
 def _check_nothing_else(store: Store, body: ReleaseBody) -> None:
     for uri, key in present(store):
-        if key != RELEASE_KEY and key not in body.objects:
+        if key != RELEASE_KEY and key not in body.objects and not is_opened(key):  # openings prove themselves
             raise InputFault(
                 f"{uri} holds {key}, which {RELEASE_KEY} does not list",
                 cause="it was put there after the release was signed, and nobody vouches for it",

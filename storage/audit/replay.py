@@ -1,6 +1,6 @@
 """Audits: replay a step of a published run with the function that trained, compare the whole entry, sign what came out.
 
-    cheap checks of every entry ─▶ nearest checkpoint at or before N ─▶ steps passed on the way, each compared ─▶ step N
+    cheap checks of every entry ─▶ nearest state published, N or before ─▶ steps on the way, each compared ─▶ step N
 
 Only the published store is read, or copies of it (mirrors.py). What is found becomes a Verdict; other errors (a full
 disk, wrong usage) are raised. No no-match leaves here that a fresh process did not find too (confirm.py).
@@ -21,6 +21,9 @@ from storage.audit.confirm import confirmed
 from storage.audit.contents import MANIFEST_KEY, MIX
 from storage.audit.draw import Draw
 from storage.audit.keys import Key
+from storage.audit.opened import nearest_state
+from storage.audit.partial import unit_by_unit
+from storage.audit.preflight import preflight
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.beside import differing_tensors
 from storage.engine import State
@@ -34,15 +37,25 @@ from storage.run import Run, run_of
 from storage.segment import now
 from storage.store import Store
 from storage.stream import Stream
+from storage.team import SOLO
 
 INITIAL = "initial"
 
 
 def audit_step(
-    store: Store, step: int, backend: str, key: Key, draw: Draw | None = None, report: Report = lambda progress: None
+    store: Store,
+    step: int,
+    backend: str,
+    key: Key,
+    draw: Draw | None = None,
+    report: Report = lambda progress: None,
+    kept: Store | None = None,
 ) -> Verdict:
-    """Audit one step of the release in `store`. draw: the record that chose it, which the certificate then names."""
-    return confirmed(store, _find_step(store, step, backend, report, key, draw), backend, report)
+    """Audit one step of the release in `store`. draw: the record that chose it, which the certificate then names.
+
+    kept: this machine's own store, in which units that are done outlive an interruption (partial.py).
+    """
+    return confirmed(store, _find_step(store, step, backend, report, key, draw, kept), backend, report)
 
 
 def audit_initial(store: Store, backend: str, key: Key, report: Report = lambda progress: None) -> Verdict:
@@ -56,30 +69,36 @@ def find(store: Store, step: int | None, backend: str, report: Report) -> Verdic
 
 
 def _find_step(
-    store: Store, step: int, backend: str, report: Report, key: Key | None = None, draw: Draw | None = None
+    store: Store,
+    step: int,
+    backend: str,
+    report: Report,
+    key: Key | None = None,
+    draw: Draw | None = None,
+    kept: Store | None = None,
 ) -> Verdict:
     def work(run: Run) -> Verdict:
         if not 0 <= step < len(run.ledger):
             raise Refused(f"step {step} is not in the ledger, which records steps 0 to {len(run.ledger) - 1}")
         if draw and (draw.run != run.ledger.run_id or step not in draw.steps):
             raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
-        return _audit_step(run, step, backend, key, draw, report)
+        return _audit_step(run, step, backend, key, draw, report, kept)
 
-    return _judged(store, f"step {step}", backend, report, work)
+    return judged(store, f"step {step}", backend, report, work)
 
 
 def _find_initial(store: Store, backend: str, report: Report, key: Key | None = None) -> Verdict:
-    return _judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
+    return judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
 
 
-def _judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:
+def judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:
     """Open the release, do the cheap checks and the work, and turn what they raise into a verdict."""
     began = time.monotonic()
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
         engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
         report(AuditProgress("ledger", None, 0, 0, None))
-        verdict = work(_open(store))
+        verdict = work(open_checked(store))
     except Divergence as error:
         verdict = Verdict(
             Outcome.NO_MATCH, piece, str(error), differs_at=error.step, fields=error.fields, tensors=error.tensors
@@ -104,7 +123,8 @@ def _broken_off(error: Exception) -> MachineFault:
     )
 
 
-def _open(store: Store) -> Run:
+def open_checked(store: Store) -> Run:
+    """The release in `store`, its arithmetic installed here, its entries checked against spec and mix."""
     if not store.list(HEADER_KEY):
         raise Refused(f"{store.uri} holds no run: there is nothing to compare with", next_step="check the address")
     ledger = Ledger(store)
@@ -126,9 +146,11 @@ class _Replay:
     gradient: dict[str, np.ndarray]
 
 
-def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw | None, report: Report) -> Verdict:
+def _audit_step(
+    run: Run, step: int, backend: str, key: Key | None, draw: Draw | None, report: Report, kept: Store | None
+) -> Verdict:
     began = now()
-    replay = _replay(run, step, backend, report)
+    replay = _replay(run, step, backend, report, kept)
     found, recorded = replay.last.entry, run.ledger[replay.last.entry.step]
     fields = differing_fields(recorded, found)
     tensors = differing_tensors(run.store, recorded, replay.last.digests) if fields else ()
@@ -145,17 +167,14 @@ def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw |
     )
 
 
-def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
-    """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
+def _replay(run: Run, step: int, backend_name: str, report: Report, kept: Store | None) -> _Replay:
+    """Replay from the nearest state at or before `step`; stops early where an entry does not match."""
     backend = engine.load_backend(backend_name)
-    memory = plan_for(run.spec, "step", backend.device_memory())
-    made = [k for k in checkpoint.steps(run.store) if k <= step]
-    if not made:
-        raise Refused(f"no checkpoint at or before step {step} was published")
-    first = made[-1]
+    memory = preflight(run.spec, "step", backend, report)
+    first, source = nearest_state(run.store, step)
     report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
     place = moments(run.spec, memory, run.store)
-    state = checkpoint.load(run.store, run.ledger, first, place).placed(backend.to_device)
+    state = checkpoint.load(source, run.ledger, first, place).placed(backend.to_device)
     began = time.monotonic()
     gradient: dict[str, np.ndarray] = {}
     while True:
@@ -163,7 +182,8 @@ def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
         left = (time.monotonic() - began) / done * (step + 1 - state.step) if done else None
         report(AuditProgress("replay", state.step, done, step + 1 - first, left))
         gradient.clear()
-        last = advance(run, backend, state, take=gradient.update, memory=memory)
+        team = unit_by_unit(run, step, kept, report) if state.step == step else SOLO
+        last = advance(run, backend, state, take=gradient.update, memory=memory, team=team)
         if state.step > step or last.entry != run.ledger[last.entry.step]:
             return _Replay(first, last, state.placed(backend.to_host), gradient)
 

@@ -4,7 +4,6 @@ Every drawn step has one of STATES. Every night was stated, drawn or missed. Wha
 PROOFS are those that the trainer's own signatures prove.
 """
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import combinations
 from typing import Self
 
-from storage import checkpoint
 from storage.audit.certificate import Body
 from storage.audit.collect import Evidence
 from storage.audit.draw import Draw
 from storage.audit.named import Named
+from storage.audit.opened import published_states
 from storage.audit.statement import Night, Statement, check_one_history, check_same, round_is_out
 from storage.audit.witness import in_time
 from storage.errors import Equivocation
@@ -24,7 +23,6 @@ from storage.ledger import Entry, Ledger
 from storage.store import Store
 
 DEADLINE = timedelta(days=7)  # after the date of the draw
-_OPENING = re.compile(r"(?:audits/)?openings/(\d{8})\.json", re.ASCII)
 STATES = {
     "due": "drawn; there is time until its deadline",
     "unanswered": "its deadline passed, and the state before it was not published: counts against the run",
@@ -83,8 +81,7 @@ class Match:
 
 def opened(store: Store) -> frozenset[int]:
     """Steps whose preceding state is published: by a checkpoint, or by an opening."""
-    keys = store.list("openings/") + store.list("audits/openings/")
-    return frozenset(checkpoint.steps(store)) | {int(match[1]) for key in keys if (match := _OPENING.fullmatch(key))}
+    return frozenset(k for k, _ in published_states(store))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class Outcome(Enum):
 class AuditProgress:
     """Reported before each stage; steps of the replay and seconds, measured in this audit."""
 
-    # "self-test", also with how far it is; "ledger", "checkpoint", "replay"; behind "repetition: " in a fresh process
+    # "self-test", also with how far it is; "ledger", "checkpoint", "replay", "unit"; in a fresh process behind
+    # "repetition: "
     stage: str
     step: int | None
     done: int
@@ -65,10 +66,10 @@ Report = Callable[[AuditProgress], None]
 class Verdict:
     """The structured result of one audit.
 
-    piece: "initial" or "step N". compared: the steps whose whole entries were compared, those passed on the way
-    included. differs_at: the first step that did not match. fields, tensors: what differs there; a gradient's tensor
-    is "gradient/<parameter>". fault: the kind of error behind an input fault, e.g. "CheckpointFault". bad_copies: what
-    could not be used in one of several stores, whatever the verdict.
+    piece: "initial", "step N", or a part of a step (pieces.py). compared: the steps whose whole entries were compared,
+    those passed on the way included. differs_at: the first step that did not match. fields, tensors: what differs
+    there; a gradient's tensor is "gradient/<parameter>". fault: the kind of error behind an input fault, e.g.
+    "CheckpointFault". bad_copies: what could not be used in one of several stores, whatever the verdict.
     """
 
     outcome: Outcome

@@ -97,10 +97,10 @@ def test_a_wrong_ledger_is_still_no_match(made: Small, auditor: Key, tmp_path: P
     verdict = replay.audit_step(store, 6, "cpu", auditor, report=reports.append)
     assert (verdict.exit_code, verdict.fields) == (10, ("loss",)), verdict.detail
     assert verdict.certificate and verify(verdict.certificate, Ledger(store), "step 6").body.verdict == "no-match"
-    stages = ["self-test", "ledger", "checkpoint", "replay", "replay"]
+    stages = ["self-test", "ledger", "checkpoint", "replay", "replay", "unit"]
     again = ["self-test", *(f"repetition: {stage}" for stage in stages)]
-    assert [report.stage for report in reports] == stages + again
-    assert (reports[-1].step, reports[-1].done, reports[-1].of) == (6, 1, 2)
+    assert [report.stage for report in reports if "needs" not in report.stage] == stages + again
+    assert (reports[-1].step, reports[-1].done, reports[-1].of) == (6, 2, 2)
 
 
 def forged(made: Small, folder: Path) -> LocalStore:

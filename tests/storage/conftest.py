@@ -36,6 +36,10 @@ class Small:
         return LocalStore(self.folder / "published")
 
     @property
+    def opened(self) -> LocalStore:
+        return LocalStore(self.folder / "published" / "opened")
+
+    @property
     def key(self) -> Key:
         return load_or_create_key(self.folder / "keys", "trainer")
 

@@ -51,7 +51,7 @@ def test_a_drawn_step_is_due_until_its_deadline_and_then_unanswered_or_overdue(s
         scene.published.create(f"checkpoints/{step:08d}.json", b"{}")
     late = {row.step: row.state for row in scene.rows(now=LATE)}
     assert late == {step: "overdue" if step in (0, 5, 10) else "unanswered" for step in range(12)}
-    scene.published.create("openings/00000003.json", b"{}")
+    scene.published.create("opened/checkpoints/00000003.json", b"{}")
     assert {row.step: row.state for row in scene.rows(now=LATE)}[3] == "overdue"
     assert {row.basis for row in scene.rows()} == {"trainer's word"}
 
