@@ -10,7 +10,9 @@ from typing import Any
 from storage import engine
 from storage import recipe as recipes
 from storage.audit import certificate
+from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
+from storage.audit.verdict import Report
 from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
 from storage.memory import forecast
@@ -21,8 +23,11 @@ from storage.store import open_store
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
 
-def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
-    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong."""
+def certificates(store: str, paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
+    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong.
+
+    again: backend and report of a replay, by which each proof of replay is made again.
+    """
     ledger = Ledger(open_store(store))
     bodies, done = [], []
     for path in paths:
@@ -34,6 +39,8 @@ def certificates(store: str, paths: list[Path]) -> list[dict[str, str]]:
         bodies.append(body)
         done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
     certificate.check_own(bodies)
+    if again:
+        check_proofs(open_store(store), bodies, *again)
     return done
 
 

@@ -22,7 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from flows import environment
+from flows import disputes, environment
+from flows.terminal import JsonOption, KeysOption, StoreArgument, console
+from flows.terminal import absolute as _absolute
+from flows.terminal import line as _line
 from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
 
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from storage.audit.verdict import AuditProgress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-console = Console()
 errors = Console(stderr=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A name in deployments/recipes, such as demo, or a YAML file.")]
@@ -51,10 +53,7 @@ AnyBackendOption = Annotated[
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
 ]
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
-KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @app.command()
@@ -210,6 +209,10 @@ def sample(
 def verify(
     store: StoreArgument,
     certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Replay the certificates' steps and make each proof of replay again.")
+    ] = False,
+    backend: AnyBackendOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Check certificates, or a published run.
@@ -217,14 +220,22 @@ def verify(
     Without certificates: the run's chain, signature, every object, window and checkpoint, and what each entry says
     against spec and mix.
 
-    Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right.
+    Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right. With
+    --replay it also finds whoever signed a certificate without having replayed the step.
 
     \b
-    Example: verbatim verify runs/demo/published runs/audits/certificates/*.json
+    Examples: verbatim verify runs/demo/published runs/audits/certificates/*.json
+              verbatim verify runs/demo/published stranger.json --replay
     """
     from flows import checks
 
-    done = checks.certificates(_absolute(store), certificates) if certificates else checks.release(_absolute(store))
+    if replay and not certificates:
+        raise UsageError("--replay needs certificates", next_step="verbatim verify --help")
+    if certificates:
+        again = (backend, _say(as_json)) if replay else None
+        done = checks.certificates(_absolute(store), certificates, again)
+    else:
+        done = checks.release(_absolute(store))
     if as_json:
         print(json.dumps(done))
     else:
@@ -308,19 +319,6 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
             _line(f"  plan: {found['plan']}")
 
 
-def _line(text: str) -> None:
-    """Plain text, never folded: whoever reads it may be a program."""
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
-def _absolute(path: str) -> str:
-    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
-    absolute = path if not path or "://" in path else str(Path(path).absolute())
-    if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
-        raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
-    return absolute
-
-
 def _recipe(name: str) -> str:
     return _absolute(name) if os.sep in name or name.endswith((".yaml", ".yml")) else name
 
@@ -364,6 +362,9 @@ def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
             _line(f"  next: {result['next']}")
     if result["certificate"]:
         _line(f"certificate: {result['certificate']}")
+
+
+disputes.register(app, _say, _show_verdict)
 
 
 def main() -> None:
