@@ -24,9 +24,17 @@ RIGHT = {
 }
 
 
-def register(app: typer.Typer, say: Callable[[bool], Report], show: Callable[[dict[str, Any], bool], None]) -> None:
-    """Add the commands to the program. say: what shows progress, or is quiet; show: what prints a verdict."""
+Say = Callable[[bool], "Report"]  # shows progress, or is quiet
+Show = Callable[[dict[str, Any], bool], None]  # prints a verdict, as JSON or as text
 
+
+def register(app: typer.Typer, say: Say, show: Show) -> None:
+    """Add the commands to the program."""
+    _add_accuse(app, say, show)
+    _add_dispute(app, say, show)
+
+
+def _add_accuse(app: typer.Typer, say: Say, show: Show) -> None:
     @app.command()
     def accuse(
         store: StoreArgument,
@@ -58,6 +66,8 @@ def register(app: typer.Typer, say: Callable[[bool], Report], show: Callable[[di
             line(f"dispute: {done['dispute']}\\n  next: give it to others, for: verbatim dispute FILE {store}")
         raise typer.Exit(int(done["exit_code"]))
 
+
+def _add_dispute(app: typer.Typer, say: Say, show: Show) -> None:
     @app.command()
     def dispute(
         file: Annotated[Path, typer.Argument(help="A dispute file, as verbatim accuse writes it.")],
