@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -133,7 +134,9 @@ class Traced(ModuleType):
         self.by_referee: dict[Operation, str] = {}
         self._referee = referee
         self._other = {(*operation.place, operation.inputs): operation.outputs for operation in other}
-        self._names = {id(weight): name for name, weight in weights.items()}
+        self._names: dict[int, tuple[ref[Any], str]] = {}
+        for name, weight in weights.items():
+            self._call(weight, name)
         self._seen: dict[tuple[str, str, str], Operation] = {}
         self._unit, self._block = 0, ""
 
@@ -172,26 +175,34 @@ class Traced(ModuleType):
         """The names of an operation's parameters, or the block of the last one that had any."""
         position = KINDS[name].parameter
         if name in AFTER:
-            return "" if position is None else self._names.get(id(args[position]), "")
+            return "" if position is None else self._name(args[position])
         if name == "embed_backward":  # its sums are met here first
             found = "embed"
         elif position is None:
             return self._block
         else:
             parameters = args[position] if name == "linear_backward" else (args[position],)
-            found = "+".join(self._names.get(id(_handle(parameter)), "") for parameter in parameters)
+            found = "+".join(self._name(_handle(parameter)) for parameter in parameters)
         self._block = found.partition("+")[0].rpartition(".")[0]
         return found
 
+    def _call(self, array: Any, name: str) -> None:
+        self._names[id(array)] = ref(array), name
+
+    def _name(self, array: Any) -> str:
+        """Its parameter, "" for an array without one, even where one with a name lay before."""
+        known, name = self._names.get(id(array), (None, ""))
+        return name if known and known() is array else ""
+
     def _learn(self, name: str, about: str, result: Any, args: tuple[Any, ...]) -> None:
-        """Codes and sums bear the name of their parameter; a name that memory was used for again is written over."""
+        """Codes and sums bear the name of their parameter."""
         if name == "quantise_weight":
-            self._names[id(result.hi)] = about
+            self._call(result.hi, about)
         elif name == "linear_backward":
             for part, parameter in zip(args[1], about.split("+")):
-                self._names[id(part.sums)] = parameter
+                self._call(part.sums, parameter)
         elif name in ("norm_backward", "head_backward", "embed_backward"):
-            self._names[id(args[KINDS[name].changes[0]])] = about
+            self._call(args[KINDS[name].changes[0]], about)
         self._unit += name == "embed_backward"  # the last of a unit
 
 

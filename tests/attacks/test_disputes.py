@@ -12,8 +12,8 @@ import pytest
 import kernels
 from kernels import canonical
 from storage.audit import dispute
-from storage.audit.certificate import verify
-from storage.audit.dispute import Claim, Dispute, Judgement, accuse, judge, read, save_dispute
+from storage.audit.certificate import Certificate, verify
+from storage.audit.dispute import Claim, Dispute, Done, Judgement, accuse, judge, read, save_dispute
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.narrow import Place
 from storage.audit.replay import audit_step
@@ -105,6 +105,21 @@ def test_a_judge_whose_machine_is_wrong_decides_nothing(forged: Small, accused: 
         judgement = judge(forged.published, accused, "cpu", third)
     assert decided(judgement) == (Outcome.MACHINE_FAULT, "", WRONG)
     assert judgement.verdict.certificate is None and "the reference gives another result" in judgement.verdict.detail
+
+
+def test_a_right_accusation_with_an_invented_trace(forged: Small, accused: bytes, auditor: Key, third: Key) -> None:
+    """The entry decides; the operation that was invented is named."""
+    claim = read(accused, forged.release().ledger).body
+    invented = [done.operation() for done in claim.operations]
+    invented[30] = invented[30]._replace(outputs="0" * 64)
+    operations = [Done(**operation._asdict()) for operation in invented]
+    own = audit_step(forged.published, AT, "cpu", auditor).certificate
+    assert own
+    certificate = Certificate.parse(own, "certificate")
+    other = claim.model_copy(update={"operations": operations, "certificate": certificate})
+    signed = Dispute(body=other, signature=auditor.sign(other.canonical(), dispute.PURPOSE)).canonical()
+    judgement = judge(forged.published, signed, "cpu", third)
+    assert decided(judgement) == (Outcome.NO_MATCH, "accuser", str(invented[30]))
 
 
 def test_an_accuser_whose_backends_disagree_accuses_nobody(honest: Small, auditor: Key) -> None:

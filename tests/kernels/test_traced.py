@@ -12,6 +12,7 @@ import pytest
 import kernels
 from kernels.traced import KINDS, Operation, Traced, Unsteady, first_difference
 from model.memory import KEEP_ALL, MemoryPlan
+from model.spec import NumericsSpec, Ordered
 from model.state import initial_state
 from model.step import step
 from tests.model import tiny
@@ -65,6 +66,22 @@ def test_one_trace_whatever_computes_it(expected: list[Operation], name: str, pl
     plain = initial_state(RUN, REFERENCE)
     assert root == step(RUN, REFERENCE, plain, tiny.windows(RUN, 0, 2)).state  # looking on changes nothing
     assert found.trace() == expected and first_difference(found.trace(), expected) is None
+
+
+def test_an_ordered_reduction_has_one_trace_too() -> None:
+    """Its units' sums come and go, and what takes their memory must not take their names."""
+    order = Ordered(kind="ordered", replicas=2, shards=1, residual="left_fold")
+    run = tiny.spec(seq_len=32, windows=4, numerics=NumericsSpec(reduction=order))
+    traces = []
+    for name in BACKENDS:
+        backend = kernels.backend(name)
+        state = initial_state(run, REFERENCE).placed(backend.to_device)
+        trace = Traced(backend, state.weights)
+        step(run, trace, state, tiny.windows(run, 0, 4))
+        traces.append(trace.trace())
+    assert traces[0] == traces[1] == traces[2]
+    assert {operation.unit for operation in traces[0]} == {None, 0, 1, 2, 3}
+    assert {o.about for o in traces[0] if o.name == "square_rows"} == {""}
 
 
 def test_every_operation_and_parameter_is_named(expected: list[Operation]) -> None:
