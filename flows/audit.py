@@ -18,7 +18,11 @@ def _name() -> str:
 
 @flow(flow_run_name=_name)
 def audit(
-    published: str = "runs/demo/published", step: Step = None, backend: Backend = "cpu", records: str = ""
+    published: str = "runs/demo/published",
+    step: Step = None,
+    backend: Backend = "cpu",
+    records: str = "",
+    mirrors: tuple[str, ...] = (),
 ) -> Audited:
     """Replay one step, or regenerate the initial state, and compare every field of its ledger entry.
 
@@ -27,6 +31,8 @@ def audit(
         step: The step to replay, from 0. Empty: the initial state.
         backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
         records: Folder for this machine's draws and certificates. Empty: runs/audits.
+        mirrors: Further copies, folders or addresses. What is bad in one is reported, and taken from another.
     """
     with tags(f"run:{short(published)}", "initial" if step is None else f"step:{step}"):
-        return audit_step(absolute(published), step, backend, records_of(records))
+        copies = [absolute(mirror) for mirror in mirrors]
+        return audit_step(absolute(published), step, backend, records_of(records), mirrors=copies)

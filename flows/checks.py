@@ -16,6 +16,7 @@ from storage.audit.verdict import Report
 from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
 from storage.memory import forecast
+from storage.mirrors import bad_copies, open_copies
 from storage.named import read_file
 from storage.provenance import PACKAGES, provenance
 from storage.store import open_store
@@ -23,12 +24,14 @@ from storage.store import open_store
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
 
-def certificates(store: str, paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
+def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
     """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong.
 
-    again: backend and report of a replay, by which each proof of replay is made again.
+    copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend
+    and report of a replay, by which each proof of replay is made again.
     """
-    ledger = Ledger(open_store(store))
+    store = open_copies(copies)
+    ledger = Ledger(store)
     bodies, done = [], []
     for path in paths:
         try:
@@ -40,16 +43,18 @@ def certificates(store: str, paths: list[Path], again: tuple[str, Report] | None
         done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
     certificate.check_own(bodies)
     if again:
-        check_proofs(open_store(store), bodies, *again)
-    return done
+        check_proofs(store, bodies, *again)
+    return done + [copy.document() for copy in bad_copies(store)]
 
 
-def release(store: str) -> list[dict[str, str]]:
-    """Check a published run; see check_release()."""
-    body = check_release(open_store(store))
+def release(copies: list[str]) -> list[dict[str, str]]:
+    """Check a published run, of which there may be several copies; see check_release(). No cache is used."""
+    store = open_copies(copies, cached=False)
+    body = check_release(store)
     return [
-        {"what": store, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
+        {"what": store.uri, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
         {"what": "trajectory root", "says": body.trajectory_root},
+        *(copy.document() for copy in bad_copies(store)),
     ]
 
 

@@ -23,8 +23,9 @@ import typer
 from rich.console import Console
 
 from flows import disputes, environment
-from flows.terminal import JsonOption, KeysOption, StoreArgument, console
+from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, console
 from flows.terminal import absolute as _absolute
+from flows.terminal import all_absolute as _all_absolute
 from flows.terminal import line as _line
 from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
@@ -54,6 +55,7 @@ AnyBackendOption = Annotated[
     ),
 ]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
+SHOWN = 20  # bad copies that are printed
 
 
 @app.command()
@@ -125,11 +127,17 @@ def train(recipe: RecipeArgument, folder: FolderOption = "", backend: BackendOpt
 @app.command()
 def publish(
     folder: Annotated[Path, typer.Argument(help="The run's folder, such as runs/demo.")],
-    target: Annotated[str, typer.Option(help="Folder or file:// address. Default: published/ in the folder.")] = "",
+    target: Annotated[
+        str, typer.Option(help="Folder, file:// or s3:// address. Default: published/ in the folder.")
+    ] = "",
+    records: Annotated[
+        str, typer.Option(help="An auditor's records: draws and certificates of this run are published with it.")
+    ] = "",
 ) -> None:
     """Copy a run to a store, read it back, sign it.
 
-    Ledger, checkpoints and windows; nothing that is there already is overwritten.
+    Ledger, checkpoints, windows, the code, the last weights for plain code, and a page that shows it all. Nothing that
+    is there already is overwritten.
 
     \b
     Example: verbatim publish runs/demo --target /srv/public/demo
@@ -139,7 +147,7 @@ def publish(
     with history.recorded(console):
         from flows.publish import publish as flow
 
-        release = flow(str(folder.absolute()), target if "://" in target else _absolute(target))
+        release = flow(str(folder.absolute()), _absolute(target), _absolute(records))
     _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 
@@ -152,15 +160,19 @@ def audit(
     backend: AnyBackendOption = "cpu",
     records: RecordsOption = AUDITS,
     keys: KeysOption = KEYS,
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay one step and compare it with the ledger.
 
-    Needs the published run alone. Compares the whole entry and signs a certificate.
+    Needs the published run alone. Compares the whole entry and signs a certificate. Of several copies, what is bad in
+    one is reported and taken from another. What comes from s3:// is kept in ~/.cache/verbatim, up to 10 GB, and
+    verified at each use: VERBATIM_CACHE names another folder, or none; VERBATIM_CACHE_GB another limit.
 
     \b
     Examples: verbatim audit runs/demo/published --step 17
               verbatim audit runs/demo/published --initial
+              verbatim audit s3://first/demo --mirror s3://second/demo --step 17
     """
     from tasks import replay
 
@@ -169,7 +181,8 @@ def audit(
     if initial and draw:
         raise UsageError("--draw names a draw of steps; the initial state is not drawn", next_step="leave --draw out")
     kept = str(records.absolute())
-    result = replay.audit(_absolute(store), step, draw, backend, kept, str(keys.absolute()), _say(as_json))
+    copies, signing = _all_absolute(mirror), str(keys.absolute())
+    result = replay.audit(_absolute(store), step, draw, backend, kept, signing, _say(as_json), copies)
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
 
@@ -213,6 +226,7 @@ def verify(
         bool, typer.Option("--replay", help="Replay the certificates' steps and make each proof of replay again.")
     ] = False,
     backend: AnyBackendOption = "cpu",
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check certificates, or a published run.
@@ -231,16 +245,18 @@ def verify(
 
     if replay and not certificates:
         raise UsageError("--replay needs certificates", next_step="verbatim verify --help")
+    copies = [_absolute(store), *_all_absolute(mirror)]
     if certificates:
-        again = (backend, _say(as_json)) if replay else None
-        done = checks.certificates(_absolute(store), certificates, again)
+        done = checks.certificates(copies, certificates, (backend, _say(as_json)) if replay else None)
     else:
-        done = checks.release(_absolute(store))
+        done = checks.release(copies)
     if as_json:
         print(json.dumps(done))
     else:
         for line in done:
-            _line(f"genuine: {line['what']}: {line['says']}")
+            if "says" in line:
+                _line(f"genuine: {line['what']}: {line['says']}")
+        _show_bad([line for line in done if "wrong" in line])
 
 
 @app.command()
@@ -362,6 +378,14 @@ def _show_verdict(result: dict[str, Any], as_json: bool) -> None:
             _line(f"  next: {result['next']}")
     if result["certificate"]:
         _line(f"certificate: {result['certificate']}")
+    _show_bad(result["bad_copies"])
+
+
+def _show_bad(copies: list[dict[str, str]]) -> None:
+    for copy in copies[:SHOWN]:
+        _line(f"bad copy: {copy['store']}: {copy['key']}: {copy['wrong']}")
+    if (more := len(copies) - SHOWN) > 0:
+        _line(f"and {more} more: --json lists them all")
 
 
 disputes.register(app, _say, _show_verdict)

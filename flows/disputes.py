@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.terminal import JsonOption, KeysOption, StoreArgument, absolute, line
+from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, absolute, all_absolute, line
 from tasks.references import AUDITS, KEYS
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def _add_accuse(app: typer.Typer, say: Say, show: Show) -> None:
         second: Annotated[str, typer.Option(help="Another backend, which must agree operation by operation.")] = (
             "reference"
         ),
+        mirror: MirrorOption = None,
         records: RecordsOption = AUDITS,
         keys: KeysOption = KEYS,
         as_json: JsonOption = False,
@@ -58,12 +59,11 @@ def _add_accuse(app: typer.Typer, say: Say, show: Show) -> None:
         """
         from tasks import dispute
 
-        done = dispute.accuse(
-            absolute(store), step, backend, second, str(records.absolute()), str(keys.absolute()), say(as_json)
-        )
+        copies, kept = [absolute(store), *all_absolute(mirror)], str(records.absolute())
+        done = dispute.accuse(copies, step, backend, second, kept, str(keys.absolute()), say(as_json))
         show(done, as_json)
         if done["dispute"] and not as_json:
-            line(f"dispute: {done['dispute']}\\n  next: give it to others, for: verbatim dispute FILE {store}")
+            line(f"dispute: {done['dispute']}\n  next: give it to others, for: verbatim dispute FILE {store}")
         raise typer.Exit(int(done["exit_code"]))
 
 
@@ -73,6 +73,7 @@ def _add_dispute(app: typer.Typer, say: Say, show: Show) -> None:
         file: Annotated[Path, typer.Argument(help="A dispute file, as verbatim accuse writes it.")],
         store: StoreArgument,
         backend: BackendOption = "cpu",
+        mirror: MirrorOption = None,
         records: RecordsOption = AUDITS,
         keys: KeysOption = KEYS,
         as_json: JsonOption = False,
@@ -87,9 +88,8 @@ def _add_dispute(app: typer.Typer, say: Say, show: Show) -> None:
         """
         from tasks import dispute as disputes
 
-        done = disputes.judge(
-            file, absolute(store), backend, str(records.absolute()), str(keys.absolute()), say(as_json)
-        )
+        copies, kept = [absolute(store), *all_absolute(mirror)], str(records.absolute())
+        done = disputes.judge(file, copies, backend, kept, str(keys.absolute()), say(as_json))
         show(done, as_json)
         if not as_json:
             for text in _lines(done):

@@ -10,12 +10,15 @@ from tasks.references import Places, Published, absolute
 
 
 @flow(flow_run_name=named("publish", "folder"))
-def publish(folder: str = "runs/demo", target: str = "") -> Published:
-    """Copy ledger, checkpoints and windows to a store, read back every object and compare, then sign the release.
+def publish(folder: str = "runs/demo", target: str = "", records: str = "") -> Published:
+    """Copy a run and its windows to a store, read back every object and compare, then sign the release.
 
     Args:
         folder: The folder of the run, with mix/ and run/ in it.
         target: Folder or address to publish to. Empty: published/ in the run's folder.
+        records: Folder of an auditor's records, whose draws and certificates of this run are published too. Empty:
+            none.
     """
     where = Places.of(folder)
-    return publish_run(where.run, where.mix, absolute(target) if target else where.published)
+    to = absolute(target) if target else where.published
+    return publish_run(where.run, where.mix, to, absolute(records) if records else "")

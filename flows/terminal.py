@@ -12,7 +12,11 @@ from storage.errors import UsageError, printable
 
 console = Console()
 
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder or file:// address.")]
+StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
+]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -28,3 +32,8 @@ def absolute(path: str) -> str:
     if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
         raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
     return absolute
+
+
+def all_absolute(paths: list[str] | None) -> list[str]:
+    """Each of them, none for None."""
+    return [absolute(path) for path in paths or ()]

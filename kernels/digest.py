@@ -27,12 +27,12 @@ DTYPES = {"float32": "<f4", "int64": "<i8", "int32": "<i4", "int8": "|i1", "uint
 
 def digest(data: bytes | memoryview, purpose: str) -> str:
     """BLAKE3 of `data` for one purpose, as 64 hex digits."""
-    return _hasher(purpose).update(data).hexdigest()
+    return new_hasher(purpose).update(data).hexdigest()
 
 
 def digest_of(pieces: Iterable[bytes | memoryview], purpose: str) -> str:
     """digest() of the pieces' bytes in order, without joining them."""
-    hasher = _hasher(purpose)
+    hasher = new_hasher(purpose)
     for piece in pieces:
         hasher.update(piece)
     return str(hasher.hexdigest())
@@ -71,7 +71,7 @@ def _leaf_bytes(array: Any) -> int:
 
 def _span_leaves(span: memoryview, size: int) -> bytes:
     starts = range(0, len(span), size)
-    return b"".join(_hasher("leaf").update(span[start : start + size]).digest() for start in starts)
+    return b"".join(new_hasher("leaf").update(span[start : start + size]).digest() for start in starts)
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +105,7 @@ def is_zero(array: Any, array_leaves: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def _zero_leaf(size: int) -> bytes:
-    return bytes(_hasher("leaf").update(bytes(size)).digest())
+    return bytes(new_hasher("leaf").update(bytes(size)).digest())
 
 
 def root(tensors: Mapping[str, str], scalars: Mapping[str, Any]) -> str:
@@ -121,5 +121,5 @@ def keyed(key: bytes, chunks: Iterable[bytes | memoryview]) -> str:
     return str(hasher.hexdigest())
 
 
-def _hasher(purpose: str) -> Any:
+def new_hasher(purpose: str) -> Any:
     return blake3(derive_key_context=f"verbatim 2026 {purpose}")

@@ -13,6 +13,8 @@ demands, so a hostile header has nothing to attack; sizes are compared before an
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,10 +28,10 @@ from storage.ledger import Ledger
 from storage.memory import Allocate
 from storage.objects import Data
 from storage.records import Count, Digest, Record
-from storage.store import Store, create_same, object_digest
+from storage.store import Store, create_same, object_digest, sound
 
 PART_BYTES = 1 << 30
-PIECE_BYTES = 64 << 20  # of a part, written and read at a time; whole float32 values
+PIECE_BYTES = 64 << 20  # of a part, written and read at a time
 MAX_MANIFEST = 4 << 20
 LEAF = 32  # bytes of a leaf digest
 _KEY = re.compile(r"checkpoints/(\d{8})\.json")
@@ -141,15 +143,18 @@ def _tensors(
     store: Store, manifest: Manifest, shapes: Shapes, moments: Allocate = zeros
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor by name, verified, one at a time."""
-    known, step = _load_leaves(store, manifest, shapes), manifest.step
+    known = sound(store, object_key(manifest.leaves), lambda copy: _load_leaves(copy, manifest, shapes))
+    step = manifest.step
     for part in manifest.parts:
-        for name, array in _decode(store, part, shapes, step, moments):
-            _check_leaves(name, array, known[name], f"checkpoint {step}, {object_key(part.digest)}", step)
-            yield name, array
+        yield from _decode(store, part, known, shapes, step, moments)
 
 
 def load_manifest(store: Store, ledger: Ledger, step: int) -> Manifest:
     """The manifest of checkpoint `step`, proven against the ledger; cheap, reads no tensor."""
+    return sound(store, checkpoint_key(step), lambda copy: _read_manifest(copy, ledger, step))
+
+
+def _read_manifest(store: Store, ledger: Ledger, step: int) -> Manifest:
     key = checkpoint_key(step)
     manifest = Manifest.parse(store.read(key, limit=MAX_MANIFEST), key, CheckpointFault)
     if (manifest.run, manifest.step) != (ledger.run_id, step):
@@ -209,23 +214,67 @@ def _encode(names: list[str], tensors: Mapping[str, np.ndarray]) -> list[bytes |
     return pieces
 
 
-def _decode(store: Store, part: Part, shapes: Shapes, step: int, moments: Allocate) -> Iterator[tuple[str, np.ndarray]]:
-    """The part's tensors as arrays of their own; size and header are checked before."""
+def _decode(
+    store: Store, part: Part, known: Mapping[str, bytes], shapes: Shapes, step: int, moments: Allocate
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The part's tensors as arrays of their own, verified: the size and the header first, then piece by piece."""
     key, header = object_key(part.digest), _header(part.tensors, shapes)
-    sizes = [4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors]
-    found, expected = store.size(key), len(header) + sum(sizes)
-    if found != expected:
-        raise _fault(step, f"checkpoint {step}: {key} holds {found} bytes, expected {expected}", _remove(step, key))
-    if store.read_range(key, 0, len(header)) != header:
-        raise _fault(step, f"checkpoint {step}: {key}: the header is not that of its tensors", _remove(step, key))
     start = len(header)
-    for name, size in zip(part.tensors, sizes):
+    size = start + sum(4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors)
+    sound(store, key, lambda copy: _check_header(copy, key, header, size, step))
+    for name in part.tensors:
         array = (zeros if name.startswith("weights/") else moments)(shapes[name])
-        for at in range(0, size, PIECE_BYTES):
-            data = store.read_range(key, start + at, min(PIECE_BYTES, size - at))
-            array.reshape(-1)[at // 4 : (at + len(data)) // 4] = np.frombuffer(data, "<f4")
+        rows, row_bytes = _piece_rows(shapes[name]), array.nbytes // array.shape[0]
+        for first in range(0, array.shape[0], rows):
+            piece = _Piece(name, array[first : first + rows], first, known[name], start + first * row_bytes)
+            sound(store, key, partial(_fill, key=key, piece=piece, step=step))
         yield name, array
-        start += size
+        start += array.nbytes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Whole leaves of a tensor: where they go, their first row, the tensor's leaf digests, their place in the part."""
+
+    name: str
+    into: np.ndarray
+    first: int
+    known: bytes
+    at: int
+
+
+def _piece_rows(shape: tuple[int, ...]) -> int:
+    """Rows of as many whole leaves as PIECE_BYTES has room for, and of one at least."""
+    rows = leaf_rows(shape, 4)
+    return rows * max(1, PIECE_BYTES // (4 * rows * int(np.prod(shape[1:], dtype=np.int64))))
+
+
+def _check_header(store: Store, key: str, header: bytes, size: int, step: int) -> None:
+    where = f"checkpoint {step}, {store.uri}: {key}"
+    if (found := store.size(key)) != size:
+        raise _fault(step, f"{where} holds {found} bytes, expected {size}", _remove(step, key))
+    if store.read_range(key, 0, len(header)) != header:
+        raise _fault(step, f"{where}: the header is not that of its tensors", _remove(step, key))
+
+
+def _fill(store: Store, key: str, piece: _Piece, step: int) -> None:
+    """Read the piece to its place and compare its leaves there: what is used is what was verified."""
+    data = store.read_range(key, piece.at, piece.into.nbytes)
+    piece.into[...] = np.frombuffer(data, "<f4").reshape(piece.into.shape)
+    rows, found = leaf_rows(piece.into.shape, 4), leaves(piece.into)
+    before = piece.first // rows
+    expected = piece.known[LEAF * before :][: len(found)]
+    if found == expected:
+        return
+    index = next(i for i in range(len(found) // LEAF) if found[LEAF * i :][:LEAF] != expected[LEAF * i :][:LEAF])
+    last = min(len(piece.into), (index + 1) * rows) - 1
+    raise _fault(
+        step,
+        f"checkpoint {step}, {store.uri}: {key}: tensor {piece.name}, leaf {before + index} "
+        f"(rows {piece.first + index * rows} to {piece.first + last}) has digest "
+        f"{found[LEAF * index :][:LEAF].hex()}, expected {expected[LEAF * index :][:LEAF].hex()}",
+        _remove(step, key),
+    )
 
 
 def _remove(step: int, key: str) -> str:
@@ -249,21 +298,6 @@ def _load_leaves(store: Store, manifest: Manifest, shapes: Shapes) -> dict[str, 
         if tensor_digest(name, like, known[name]) != manifest.tensors[name]:
             raise _fault(step, f"checkpoint {step}: {key}: the leaf digests of {name} are wrong", _remove(step, key))
     return known
-
-
-def _check_leaves(name: str, array: np.ndarray, known: bytes, where: str, step: int) -> None:
-    found = leaves(array)
-    if found == known:
-        return
-    index = next(i for i in range(len(known) // LEAF) if found[LEAF * i : LEAF * i + LEAF] != known[LEAF * i :][:LEAF])
-    rows = leaf_rows(array.shape, 4)
-    last = min(array.shape[0], (index + 1) * rows) - 1
-    raise _fault(
-        step,
-        f"{where}: tensor {name}, leaf {index} (rows {index * rows} to {last}) has digest "
-        f"{found[LEAF * index :][:LEAF].hex()}, expected {known[LEAF * index :][:LEAF].hex()}",
-        _remove(step, where.rpartition(" ")[2]),
-    )
 
 
 def _put(store: Store, data: Data) -> str:

@@ -64,9 +64,13 @@ class Divergence(VerbatimError):
 
 
 class InputFault(VerbatimError):
-    """Something read has another digest, size or form than was promised."""
+    """Something read has another digest, size or form than was promised. key: the object at fault, where it is said."""
 
     exit_code = 11
+
+    def __init__(self, message: str, *, cause: str = "", next_step: str = "", key: str = "") -> None:
+        super().__init__(message, cause=cause, next_step=next_step)
+        self.key = key
 
 
 class MissingObject(InputFault):

@@ -5,9 +5,10 @@ dot, so that a temporary file (`.tmp-…`) can never be an object.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
-from kernels.digest import digest_of
+from kernels.digest import digest_of, new_hasher
 from storage.errors import InputFault, MissingObject, UsageError
 
 MAX_OBJECT = 4 << 30  # bytes; a store from a stranger must not be able to exhaust memory
@@ -15,10 +16,12 @@ MAX_KEY = 512
 SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")
 
 Keys = list[str]  # named, because a store has a method `list`
-Data = bytes | Sequence[bytes | memoryview]  # an object's bytes, or pieces of them in order, which are never joined
+# An object's bytes, or pieces of them in order, which are never joined. They can be gone through again, and one that
+# raises in the middle leaves no object.
+Data = bytes | Iterable[bytes | memoryview]
 
 
-def pieces(data: Data) -> Sequence[bytes | memoryview]:
+def pieces(data: Data) -> Iterable[bytes | memoryview]:
     """The pieces of an object that is to be written."""
     return [data] if isinstance(data, bytes) else data
 
@@ -26,6 +29,11 @@ def pieces(data: Data) -> Sequence[bytes | memoryview]:
 def object_digest(data: Data) -> str:
     """The digest under which an object's bytes are named anywhere in a run: BLAKE3("object", the bytes)."""
     return digest_of(pieces(data), "object")
+
+
+def object_hasher() -> Any:
+    """What gives object_digest() of all bytes that its `update` was called with, by `hexdigest`."""
+    return new_hasher("object")
 
 
 def check_key(key: str) -> Keys:

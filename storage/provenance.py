@@ -6,7 +6,8 @@ a state: an auditor's code need not be equal, only its conformance digests must.
 
 import importlib.metadata
 import platform
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 
 import kernels
 from kernels import canonical
@@ -54,11 +55,25 @@ def provenance(backend: str) -> Provenance:
     )
 
 
+def code_files() -> dict[str, Path]:
+    """Every source file and committed table of the five packages, by its path in the project."""
+    files = (path for name in PACKAGES for path in (PROJECT / name).rglob("*") if is_code(path))
+    return {path.relative_to(PROJECT).as_posix(): path for path in files}
+
+
+def is_code(path: PurePath) -> bool:
+    """Whether a file of the five packages counts: caches and the like do not."""
+    return path.suffix in (".py", ".json")
+
+
 def code_digest() -> str:
-    """Digest over path and content of every source file and committed table of the five packages."""
-    files = (path for name in PACKAGES for path in (PROJECT / name).rglob("*") if path.suffix in (".py", ".json"))
-    listed = {path.relative_to(PROJECT).as_posix(): object_digest(path.read_bytes()) for path in files}
-    return digest(canonical.dumps(listed), "code")
+    """Digest over path and content of code_files()."""
+    return digest_of_code({name: object_digest(path.read_bytes()) for name, path in code_files().items()})
+
+
+def digest_of_code(files: Mapping[str, str]) -> str:
+    """code_digest(), of the object digests of files by their paths."""
+    return digest(canonical.dumps(dict(files)), "code")
 
 
 def lock_digest() -> str:

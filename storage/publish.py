@@ -1,74 +1,44 @@
-"""Publishing: a run and its mix under one address, read back object by object, then signed.
+"""Publishing: a run, its mix and what belongs to them under one address, read back object by object, then signed.
 
-    run layout as it is, mix/ beside it, and last of all
-    RELEASE.json    {"body": {run, head, steps, …, objects: {key: {digest, size}}}, "signature": trainer's}
+    run layout as it is, mix/, audits/, code/, export/, index.html; last of all RELEASE.json    (classes.py, release.py)
 
 Without RELEASE.json a copy is not published. It can be stopped anywhere and repeated: what is there already is
 compared, not copied again. Nothing is ever overwritten.
 """
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from storage.audit.contents import MIX, check_listed, needed
-from storage.audit.keys import Key, verify_signature
+from storage.audit.kept import AUDITS, records_of
+from storage.audit.keys import Key
+from storage.classes import RUN_CLASSES, class_of
+from storage.copying import PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
-from storage.errors import InputFault, MissingObject, Refused, UsageError
-from storage.ledger import HEADER_KEY, MAX_HEADER, Ledger
-from storage.records import Count, Digest, Record, Signature
+from storage.errors import InputFault, Refused
+from storage.ledger import HEADER_KEY, MAX_HEADER
+from storage.made import Made, made
+from storage.release import (
+    MAX_RELEASE,
+    PURPOSE,
+    RELEASE_KEY,
+    Object,
+    Release,
+    ReleaseBody,
+    check_objects,
+    grouped,
+    load_release,
+)
 from storage.run import Run, open_run
-from storage.store import Store, create_same, object_digest
+from storage.store import Store, create_same
 from storage.stream import Stream
 
-RELEASE_KEY = "RELEASE.json"
-MAX_RELEASE = 256 << 20
-PURPOSE = "release"
-RUN_FOLDERS = ("ledger/", "digests/", "checkpoints/", "objects/", "segments/", "probe/", "diagnostics/", "recipe.yaml")
+WORKING = ("lease/", "parts/")  # of a run and of a mix: what only their making needs
 _OF_STEP = re.compile(r"(ledger|digests|diagnostics|checkpoints|probe)/(\d{8})\.jsonl?")
-_NAMED_BY_CONTENT = re.compile(r"objects/([0-9a-f]{64})")
 
-
-class Object(Record):
-    """One published object."""
-
-    digest: Digest
-    size: Count
-
-
-class ReleaseBody(Record):
-    """What is published: the ledger up to `head`, and every object."""
-
-    kind: Literal["release"] = "release"
-    run: Digest
-    head: Digest
-    steps: Count
-    trajectory_root: Digest
-    mix_root: Digest
-    objects: dict[str, Object]
-
-
-class Release(Record):
-    """A release, signed by the key that the ledger's header names."""
-
-    body: ReleaseBody
-    signature: Signature
-
-
-@dataclass(frozen=True)
-class PublishProgress:
-    """Reported after each object; bytes and seconds of this call."""
-
-    key: str
-    objects: int
-    of_objects: int
-    bytes: int
-    of_bytes: int
-    seconds: float
-    seconds_left: float
+Work = list[tuple[Store, str, str]]  # (store, key there, key in the release)
 
 
 @dataclass(frozen=True)
@@ -81,17 +51,20 @@ class Published:
     size: int
 
 
-Report = Callable[[PublishProgress], None]
-
-
 def publish(
-    run_store: Store, mix_store: Store, target: Store, key: Key, report: Report = lambda progress: None
+    run_store: Store,
+    mix_store: Store,
+    target: Store,
+    key: Key,
+    records: Store | None = None,
+    report: Callable[[PublishProgress], None] = lambda progress: None,
 ) -> Published:
     """Copy the run and its mix to `target`, read every object back and compare, then write RELEASE.json.
 
-    Where this head is released already, its objects are read and compared; what was added to the run since stays out.
-    Raises Refused if `key` is not the run's trainer or the target holds another run or an earlier release,
-    LedgerFault, CheckpointFault or InputFault if something of the run is damaged, StorageError.
+    records: an auditor's, of which those of this run are published too. Where this head is released already, its
+    objects are read and compared; what was added to the run since stays out.
+    Raises Refused if `key` is not the run's trainer or the target holds anything else, another run or an earlier
+    release, LedgerFault, CheckpointFault or InputFault if something of the run is damaged, StorageError.
     """
     run = open_run(run_store, Stream.open(mix_store))
     if key.public != run.ledger.header.trainer:
@@ -100,83 +73,99 @@ def publish(
             cause="another key folder than in training",
             next_step="publish with the key folder that the run was begun with",
         )
+    kept = _records(run, records)
     if released := _check_target(target, run):
-        check_objects(target, released)
-        return Published(target.uri, released, 0, _size(released.objects))
-    demanded, work = needed(run), list(_objects(run, mix_store))
-    objects, copied = _copy_all(work, demanded, target, report)
+        _check_released(target, released, [key for _, _, key in kept])
+        return Published(target.uri, released, 0, released.size)
+    demanded = needed(run)
+    work = [*_of_run(run, demanded), *_of_mix(run, mix_store), *kept]
+    ours = made(run, {key: store.size(source) for store, source, key in work})
+    work += [(ours.store, key, key) for key in ours.store.list()]
+    _check_nothing_else(target, (key for _, _, key in work))
+    demanded |= ours.digests
+    copies = copy_all({key: Source(store, at, demanded.get(key, "")) for store, at, key in work}, target, report)
+    objects = {key: Object(digest=copy.digest, size=copy.size) for key, copy in copies.items()}
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
-    body = ReleaseBody(
+    body = _body(run, ours, objects)
+    release = Release(body=body, signature=key.sign(body.canonical(), PURPOSE))
+    create_same(target, RELEASE_KEY, release.canonical())
+    return Published(target.uri, body, sum(copy.new for copy in copies.values()), body.size)
+
+
+def _body(run: Run, ours: Made, objects: dict[str, Object]) -> ReleaseBody:
+    header = run.ledger.header
+    return ReleaseBody(
         run=run.ledger.run_id,
         head=run.ledger.head,
         steps=len(run.ledger),
         trajectory_root=run.ledger.trajectory_root(),
-        mix_root=run.ledger.header.mix_root,
-        objects=objects,
+        mix_root=header.mix_root,
+        code=ours.code,
+        lock=ours.lock,
+        declared_code=ours.code == header.code,
+        declared_lock=ours.lock == header.lock,
+        classes=grouped(objects),
     )
-    release = Release(body=body, signature=key.sign(body.canonical(), PURPOSE))
-    create_same(target, RELEASE_KEY, release.canonical())
-    return Published(target.uri, body, copied, _size(objects))
 
 
-def load_release(store: Store, ledger: Ledger) -> ReleaseBody:
-    """The release, its signature checked against the ledger's trainer and its head against the ledger.
+def _of_run(run: Run, demanded: dict[str, str]) -> Iterator[tuple[Store, str, str]]:
+    """The run's own objects, the header first: it claims the target for this run.
 
-    Raises Refused where nothing was published, InputFault otherwise. The objects are not read.
+    Of checkpoints and their parts those that were whole when `demanded` was made: not what an interrupted save left.
     """
-    try:
-        data = store.read(RELEASE_KEY, limit=MAX_RELEASE)
-    except MissingObject:
-        raise Refused(
-            f"{store.uri} has no {RELEASE_KEY}: it is not a finished publication",
-            cause="publishing was interrupted, or this is a run's own folder",
-            next_step="verbatim publish, again if it was stopped",
-        ) from None
-    release = Release.parse(data, RELEASE_KEY)
-    body = release.body
-    if not verify_signature(ledger.header.trainer, release.signature, body.canonical(), PURPOSE):
-        raise InputFault(f"{RELEASE_KEY}: the signature is not that of the run's trainer {ledger.header.trainer}")
-    for what, found, expected in (
-        ("run", body.run, ledger.run_id),
-        ("number of steps", body.steps, len(ledger)),
-        ("head", body.head, ledger.head),
-        ("trajectory root", body.trajectory_root, ledger.trajectory_root()),
-        ("mix root", body.mix_root, ledger.header.mix_root),
-    ):
-        if found != expected:
-            raise InputFault(
-                f"{RELEASE_KEY}: its {what} is {found}, the ledger's is {expected}",
-                cause="the ledger was cut off or changed after it was published",
-                next_step="fetch the ledger again from its publisher",
-            )
-    return body
-
-
-def check_objects(store: Store, body: ReleaseBody) -> None:
-    """Read every published object and compare; InputFault names the first that is missing or differs."""
-    for key, entry in body.objects.items():
-        try:
-            size = store.size(key)
-        except UsageError as error:
-            raise InputFault(f"{RELEASE_KEY}: {error}") from None
-        if size != entry.size:
-            raise InputFault(
-                f"{store.uri}: {key} holds {size} bytes, {RELEASE_KEY} says {entry.size}",
-                cause="the object was damaged or replaced after it was written",
-                next_step="fetch it again from its publisher",
-            )
-        store.read(key, entry.digest, limit=entry.size)
-
-
-def _objects(run: Run, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
-    """(store, key there, key in the release), the header first: it claims the target for this run."""
     yield run.store, HEADER_KEY, HEADER_KEY
-    for folder in RUN_FOLDERS:
-        for key in run.store.list(folder):
-            if key != HEADER_KEY and not _after(key, len(run.ledger)):
-                yield run.store, key, key
+    for key in run.store.list():
+        if key == HEADER_KEY or key.startswith(WORKING):
+            continue
+        if class_of(key) not in RUN_CLASSES:
+            raise _foreign(run.store, key)
+        not_whole = class_of(key) == "checkpoints" and key not in demanded
+        if not not_whole and not _after(key, len(run.ledger)):
+            yield run.store, key, key
+
+
+def _of_mix(run: Run, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
+    """The mix: the files that its manifest lists, the manifest, and what it was made with."""
+    listed = {*run.stream.manifest.files, MIX_MANIFEST, MADE_WITH}
+    for key in mix_store.list():
+        if not key.startswith(WORKING) and key not in listed:
+            raise _foreign(mix_store, key)
     for key in (*run.stream.manifest.files, *mix_store.list(MADE_WITH), MIX_MANIFEST):
         yield mix_store, key, MIX + key
+
+
+def _records(run: Run, records: Store | None) -> Work:
+    keys = records_of(records, run.ledger) if records else []
+    return [(records, key, AUDITS + key) for key in keys if records]
+
+
+def _foreign(store: Store, key: str) -> InputFault:
+    return InputFault(
+        f"{store.uri}: {key} belongs to no class of objects that a release holds; nothing was written",
+        cause="a file that is not the run's was put there",
+        next_step="move it elsewhere, then publish again",
+    )
+
+
+def _check_nothing_else(target: Store, keys: Iterable[str]) -> None:
+    """Refused if the target holds what will not be listed: the end of a publication that was begun otherwise."""
+    for key in sorted(set(target.list()).difference(keys)):
+        raise Refused(
+            f"{target.uri} holds {key}, which this publication does not; nothing was written",
+            cause="publishing was begun by other code or from another state of the run, or someone put it there",
+            next_step="publish to an empty target",
+        )
+
+
+def _check_released(target: Store, released: ReleaseBody, kept: list[str]) -> None:
+    """Read what is there; Refused if there are records that it lacks."""
+    if missing := sorted(set(kept) - released.objects.keys()):
+        raise Refused(
+            f"{target.uri} is released without {missing[0]} and {len(missing) - 1} other records; nothing was written",
+            cause="audits were recorded after it was published; a release never changes",
+            next_step="publish with these records to another target",
+        )
+    check_objects(target, released)
 
 
 def _after(key: str, steps: int) -> bool:
@@ -185,47 +174,6 @@ def _after(key: str, steps: int) -> bool:
     if not match:
         return False
     return int(match[2]) >= steps + (match[1] in ("checkpoints", "probe"))  # state `steps` is that after the last
-
-
-def _copy_all(
-    work: list[tuple[Store, str, str]], demanded: dict[str, str], target: Store, report: Report
-) -> tuple[dict[str, Object], int]:
-    sizes = [store.size(key) for store, key, _ in work]
-    began, done, copied, total = time.monotonic(), 0, 0, sum(sizes)
-    objects: dict[str, Object] = {}
-    for number, ((store, source, key), size) in enumerate(zip(work, sizes), 1):
-        objects[key], new = _copy(store, source, target, key, demanded.get(key, ""))
-        done, copied = done + size, copied + new
-        seconds = time.monotonic() - began
-        left = seconds / done * (total - done) if done else 0.0
-        report(PublishProgress(key, number, len(work), done, total, seconds, left))
-    return objects, copied
-
-
-def _copy(store: Store, source: str, target: Store, key: str, demanded: str) -> tuple[Object, bool]:
-    """Copy one object unless it is there, read it back, compare."""
-    data = store.read(source)
-    digest = object_digest(data)
-    named = _NAMED_BY_CONTENT.fullmatch(source)
-    if named and named[1] != digest:
-        raise InputFault(
-            f"{store.uri}: {source} has digest {digest}, not the one in its name",
-            cause="a part of a checkpoint was damaged after it was written",
-            next_step=f"rm {source} in the run's folder and the checkpoints that name it, train again, publish again",
-        )
-    check_listed({key: demanded}, {key: digest})
-    new = target.create(key, data)
-    if target.size(key) != len(data) or target.read(key) != data:
-        raise InputFault(
-            f"{target.uri}: {key} does not read back as it was written: expected digest {digest}",
-            cause="the target is damaged, or it holds an older state of this run",
-            next_step="publish to an empty target",
-        )
-    return Object(digest=digest, size=len(data)), new
-
-
-def _size(objects: dict[str, Object]) -> int:
-    return sum(entry.size for entry in objects.values())
 
 
 def _check_target(target: Store, run: Run) -> ReleaseBody | None:

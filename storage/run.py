@@ -75,7 +75,11 @@ def create_run(
 
 def open_run(store: Store, stream: Stream) -> Run:
     """The run in `store`, its whole chain verified; Refused if the stream is not the one its header names."""
-    ledger = Ledger(store)
+    return run_of(store, stream, Ledger(store))
+
+
+def run_of(store: Store, stream: Stream, ledger: Ledger) -> Run:
+    """open_run() where the ledger was read already."""
     header, manifest = ledger.header, stream.manifest
     for what, found, expected in (
         ("mix root", manifest.root, header.mix_root),
@@ -95,8 +99,7 @@ def open_run(store: Store, stream: Stream) -> Run:
 def open_release(store: Store) -> Run:
     """The run in a published store, with the mix that was published with it."""
     ledger = Ledger(store)
-    stream = Stream.open(store, "mix/", root=ledger.header.mix_root)
-    return open_run(store, stream)
+    return run_of(store, Stream.open(store, "mix/", root=ledger.header.mix_root), ledger)
 
 
 def _check_stream(spec: RunSpec, stream: Stream, error: type[VerbatimError]) -> None:

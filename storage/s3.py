@@ -3,16 +3,20 @@
     s3://bucket/prefix    keys, region and server from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
                           AWS_REGION, AWS_ENDPOINT_URL_S3) or from ~/.aws/; without keys, what is public can be read
 
-Nothing is cached, no listing either. An object longer than PART is sent in parts, a few at a time, appears by one
-conditional completion, and is read back and compared before `create` says that it is there. A write that was cut off
-leaves no object; parts of an upload that was killed are the bucket's to remove (a lifecycle rule for such uploads).
+Nothing is cached, no listing either. An object longer than PART is sent in parts, a few at a time, and appears by one
+conditional completion. Before `create` says that it is there, the server's checksum of it is that of these parts, or it
+is read back and compared. A write that was cut off leaves no object; parts of an upload that was killed are the
+bucket's to remove (a lifecycle rule for such uploads).
 """
 
 import io
 import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Self
+from itertools import chain, islice
+from typing import Any, Self, TypeVar
 
+from storage.ahead import ahead
 from storage.errors import InputFault, MissingObject, StorageError, UsageError
 from storage.objects import (
     MAX_OBJECT,
@@ -26,8 +30,10 @@ from storage.objects import (
     verified,
 )
 from storage.s3_probe import check_conditional_writes
-from storage.s3_requests import Bucket, NoAnswer, Piece, Refusal
-from storage.s3_upload import PART, Part, length, parallel, parts, put, put_in_parts
+from storage.s3_requests import WORKERS, Bucket, NoAnswer, Piece, Refusal
+from storage.s3_upload import PART, Part, parts, put, put_in_parts
+
+T = TypeVar("T")
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PLAIN = re.compile(r"s3:/*[A-Za-z0-9/._-]{0,600}")  # any other address may hold a password: it is not repeated
@@ -60,19 +66,14 @@ class S3Store:
         if not self._keeps:
             check_conditional_writes(self._bucket, self._prefix)
             self._keeps = True
-        if length(data) <= PART:
-            return self._created(key, data, in_parts=False)
+        every = parts(data)
+        begin = list(islice(every, 2))
+        if len(begin) < 2:
+            return self._created(key, data, lambda: put(self._bucket, self._prefix + key, begin[0] if begin else []))
         with suppress(MissingObject):
             self.size(key)
             return False  # before anything was sent
-        created = self._created(key, data, in_parts=True)
-        if created and not self._holds(key, data):
-            raise StorageError(
-                f"{self.uri}: {key} does not read back as it was written",
-                cause="the server or the network damages objects",
-                next_step="delete this object and run the same command again",
-            )
-        return created
+        return self._created(key, data, lambda: self._put_in_parts(key, data, chain(begin, every)))
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
         data = self._whole(key, limit)
@@ -120,10 +121,18 @@ class S3Store:
         except Refusal as refusal:
             raise self._bucket.explained(key, refusal) from None
 
-    def _created(self, key: str, data: Data, in_parts: bool) -> bool:
+    def _put_in_parts(self, key: str, data: Data, every: Iterable[Part]) -> None:
+        if not put_in_parts(self._bucket, self._prefix + key, every) and not self._holds(key, data):
+            raise StorageError(
+                f"{self.uri}: {key} does not read back as it was written",
+                cause="the server or the network damages objects",
+                next_step="delete this object and run the same command again",
+            )
+
+    def _created(self, key: str, data: Data, write: Callable[[], None]) -> bool:
         """Write it; True if this call created it. Where an answer was lost, an object that is these bytes is ours."""
         try:
-            (put_in_parts if in_parts else put)(self._bucket, self._prefix + key, data)
+            write()
             return True
         except Refusal as refusal:
             if refusal.status == 412 and not refusal.unsure:
@@ -139,14 +148,11 @@ class S3Store:
 
     def _holds(self, key: str, data: Data) -> bool:
         """Whether the object is these bytes, read and compared part by part; MissingObject if there is none."""
-        if self.size(key) != length(data):
-            return False
-
-        def same(number: int, part: Part) -> bool:
-            expected = b"".join(part)
-            return self._piece(key, number * PART, len(expected)).data == expected
-
-        return all(parallel(self._bucket, same, enumerate(parts(data))))
+        size, expected = self.size(key), parts(data)
+        for found in self._pieces(lambda at: self._piece(key, at, min(PART, size - at)).data, range(0, size, PART)):
+            if b"".join(next(expected, [])) != found:
+                return False
+        return next(expected, None) is None
 
     def _whole(self, key: str, limit: int) -> bytes:
         first = self._piece(key, 0, min(PART, limit + 1))
@@ -169,8 +175,13 @@ class S3Store:
 
         with buffer.getbuffer() as view:
             view[: len(first.data)] = first.data
-            parallel(self._bucket, fill, ((at,) for at in range(len(first.data), length, PART)))
+            for _ in self._pieces(fill, range(len(first.data), length, PART)):
+                pass
         return buffer.getvalue()
+
+    def _pieces(self, read: Callable[[int], T], starts: Iterable[int]) -> Iterator[T]:
+        """`read` of each of them, in order, several at a time."""
+        return ahead(self._bucket.pool, read, ((at,) for at in starts), WORKERS)
 
     def _piece(self, key: str, start: int, length: int) -> Piece:
         """At most `length` > 0 bytes from `start`, fewer only where the object ends."""

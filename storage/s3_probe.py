@@ -3,15 +3,20 @@
 On such a server two writers of one key would both be told that they created it, and a release could be replaced. So
 before the first write an object is written, then again by one request and in parts, and both must fail with 412. Its
 name begins with a dot, so it is no object of a run, and it is deleted afterwards.
+
+A writer that was killed leaves such an object, or parts of an upload that nobody will complete: what is a day old of
+either is removed on this occasion, where the keys allow it.
 """
 
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timedelta
 
 from storage.errors import Refused, StorageError
 from storage.s3_requests import Bucket, Refusal
 
+LEFT_BEHIND = timedelta(days=1)  # no object of a run takes so long to send
 _BODY = b"whether If-None-Match is honoured here"
 
 
@@ -21,6 +26,7 @@ def check_conditional_writes(bucket: Bucket, prefix: str) -> None:
     try:
         _writes(_put, bucket, key)
         overwritten = [write.__name__.strip("_") for write in (_put, _put_in_parts) if _writes(write, bucket, key)]
+        _remove_left_behind(bucket, prefix)
     except Refusal as refusal:
         raise bucket.explained(key, refusal) from None
     finally:
@@ -60,3 +66,18 @@ def _put_in_parts(bucket: Bucket, key: str) -> None:
         with suppress(Refusal, StorageError):
             bucket.send("abort_multipart_upload", Key=key, UploadId=upload)
         raise
+
+
+def _remove_left_behind(bucket: Bucket, prefix: str) -> None:
+    """By the server's own clock, which dates the probe that was just written."""
+    with suppress(Refusal, StorageError):
+        probes = bucket.send("list_objects_v2", Prefix=f"{prefix}.probe-").get("Contents", [])
+        if not probes:  # a listing that is late
+            return
+        now: datetime = max(probe["LastModified"] for probe in probes)
+        for probe in probes:
+            if now - probe["LastModified"] > LEFT_BEHIND:
+                bucket.send("delete_object", Key=probe["Key"])
+        for upload in bucket.send("list_multipart_uploads", Prefix=prefix).get("Uploads", []):
+            if now - upload["Initiated"] > LEFT_BEHIND:
+                bucket.send("abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"])

@@ -220,7 +220,8 @@ def _client(uri: str) -> tuple[Any, bool]:
             read_timeout=SILENCE,
             retries={"total_max_attempts": 1},  # a second layer of attempts would hide that an answer was lost
             max_pool_connections=2 * WORKERS,
-            request_checksum_calculation="when_required",  # Content-MD5 is checked by every server, trailers are not
+            s3={"payload_signing_enabled": True},  # for servers that check a signature's SHA-256 and no checksum
+            request_checksum_calculation="when_required",  # else as a trailer, which not every server reads
             response_checksum_validation="when_required",
             signature_version=UNSIGNED if anonymous else None,
         )

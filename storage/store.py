@@ -11,11 +11,12 @@ race by `create`, and exactly one of them is told True.
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 from urllib.parse import unquote, urlparse
 
-from storage.errors import InputFault, UsageError
+from storage.errors import InputFault, MissingObject, UsageError
 from storage.local import LocalStore
 from storage.objects import (
     MAX_OBJECT,
@@ -31,7 +32,19 @@ from storage.objects import (
 )
 from storage.s3 import S3Store
 
-__all__ = ["LocalStore", "MemoryStore", "S3Store", "Store", "create_same", "object_digest", "open_store"]
+__all__ = [
+    "Copies",
+    "LocalStore",
+    "MemoryStore",
+    "S3Store",
+    "Store",
+    "create_same",
+    "object_digest",
+    "open_store",
+    "sound",
+]
+
+T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -58,6 +71,30 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object of a cache; no error if there is none."""
+
+
+@runtime_checkable
+class Copies(Protocol):
+    """A store whose objects lie in several places (mirrors.py)."""
+
+    def sound(self, key: str, fetch: Callable[[Store], T]) -> T:
+        """What sound() says."""
+
+
+def sound(store: Store, key: str, fetch: Callable[[Store], T]) -> T:
+    """`fetch(store)`, which reads, checks, and raises InputFault for what is wrong.
+
+    Where there are several copies, it is given one after the other until it finds nothing wrong. key: the object that
+    is then reported, unless the fault names another.
+    """
+    if isinstance(store, Copies):
+        return store.sound(key, fetch)
+    try:
+        return fetch(store)
+    except InputFault as fault:
+        if not isinstance(store, S3Store) or isinstance(fault, MissingObject):
+            raise
+    return fetch(store)  # it may have been damaged on the way
 
 
 def open_store(uri: str) -> Store:
@@ -126,10 +163,11 @@ class MemoryStore:
 
     def create(self, key: str, data: Data) -> bool:
         check_key(key)
+        whole = b"".join(pieces(data))  # before the lock, which their store may need
         with self._lock:
             if key in self._objects:
                 return False
-            self._objects[key] = b"".join(pieces(data))
+            self._objects[key] = whole
             return True
 
     def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:

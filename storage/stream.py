@@ -24,9 +24,10 @@ class Stream:
         self._held_out = [WindowReader(manifest, store, base, source, "held_out") for source in sources]
 
     @classmethod
-    def open(cls, store: Store, base: str = "", root: str | None = None) -> Self:
-        """The stream of the mix in `store`; InputFault if its mix root is not `root` (where one is given)."""
-        return cls(read_manifest(store, base, root), store, base)
+    def open(cls, store: Store, base: str = "", root: str | None = None, digest: str | None = None) -> Self:
+        """The stream of the mix in `store`; InputFault if its mix root is not `root`, or the digest of its manifest not
+        `digest` (where they are given)."""
+        return cls(read_manifest(store, base, root, digest), store, base)
 
     @property
     def window_tokens(self) -> int:

@@ -2,17 +2,19 @@
 
     <base>windows/<source>/train/00000.arrow     one column "ids": FixedSizeList<uint16 or uint32>[window_tokens]
     <base>windows/<source>/train/00000.leaves    32 bytes per window, in order
-    <base>windows/<source>/train/00000.paths     beside the leaves of a large shard: what verifies 32 of them alone
+    <base>windows/<source>/train/00000.proofs    of a large shard: 32 leaves at a time, after what verifies them alone
     <base>windows/<source>/held_out/...          the same for held-out windows
 
 Any Arrow reader opens the files. Here a row is fetched by one ranged read at `rows_at + row * row bytes`, and verified
 against its leaf; the leaves against the shard's digest in the manifest, all of them or, by their path, 32 at a time: a
-shard of 16,384 windows has 512 KiB of leaves, and a step reads a few dozen windows of it.
+shard of 16,384 windows has 512 KiB of leaves, and a step reads a few dozen windows of it. Leaves and path stand
+together in one more file, since of a server a request of its own would cost a third of what it brings.
 """
 
 import io
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +23,11 @@ from kernels.digest import digest
 from storage.corpus.manifest import Manifest, Shard, StoredFile, Windows, stored
 from storage.errors import InputFault, WindowFault
 from storage.leaf_tree import CHUNK, chunks_of, path_size, paths, roots
-from storage.store import Store
+from storage.store import Copies, Store, sound
 
 LEAF = 32  # bytes
 IN_CHUNK = CHUNK // LEAF
-PATHS_FROM = 16  # chunks of leaves in a shard; fewer are read whole
+PROOFS_FROM = 16  # chunks of leaves in a shard; fewer are read whole
 KEPT = 4096  # chunks of verified leaves that a reader keeps: 4 MiB
 PARTS = ("train", "held_out")
 
@@ -42,9 +44,16 @@ def shard_objects(prefix: str, number: int, windows: np.ndarray) -> tuple[Shard,
     data, rows_at = arrow_file(rows)
     entry = Shard(windows=len(rows), digest=digest(leaves, "shard"))
     objects = {f"{prefix}/{number:05d}.arrow": data, f"{prefix}/{number:05d}.leaves": leaves}
-    if chunks_of(len(leaves)) >= PATHS_FROM:
-        objects[f"{prefix}/{number:05d}.paths"] = paths(leaves, "shard")
+    if chunks_of(len(leaves)) >= PROOFS_FROM:
+        objects[f"{prefix}/{number:05d}.proofs"] = _proofs(leaves)
     return entry, objects, rows_at
+
+
+def _proofs(leaves: bytes) -> bytes:
+    """The path of each chunk of the leaves, and after it the chunk."""
+    count, beside = chunks_of(len(leaves)), paths(leaves, "shard")
+    way = path_size(count)
+    return b"".join(beside[i * way : (i + 1) * way] + leaves[i * CHUNK : (i + 1) * CHUNK] for i in range(count))
 
 
 def stored_shard(objects: dict[str, bytes], rows_at: int) -> dict[str, StoredFile]:
@@ -122,24 +131,25 @@ class WindowReader:
 
     def _run(self, shard: int, first: int, leaves: list[bytes]) -> np.ndarray:
         """Consecutive rows of a shard by one ranged read, each verified against its leaf."""
-        key, count = f"{self._prefix}/{shard:05d}.arrow", len(leaves)
-        size = self._width * self._dtype.itemsize
-        data = memoryview(
-            self._store.read_range(
-                self._base + key, _file(self._store, self._manifest, key).rows_at + first * size, count * size
-            )
-        )
+        key = f"{self._prefix}/{shard:05d}.arrow"
+        data = sound(self._store, self._base + key, lambda store: self._verified(store, key, shard, first, leaves))
+        return np.frombuffer(data, dtype=self._dtype).reshape(len(leaves), self._width)
+
+    def _verified(self, store: Store, key: str, shard: int, first: int, leaves: list[bytes]) -> memoryview:
+        count, size = len(leaves), self._width * self._dtype.itemsize
+        rows_at = _file(store, self._manifest, key).rows_at
+        data = memoryview(store.read_range(self._base + key, rows_at + first * size, count * size))
         for i in range(count):
             found, expected = leaf(data[i * size : (i + 1) * size]), leaves[i]
             if found != expected:
                 raise WindowFault(
-                    f"{self._store.uri}: {self._base}{key}: window {first + i} of shard {shard} "
+                    f"{store.uri}: {self._base}{key}: window {first + i} of shard {shard} "
                     f"(window {shard * self._shard_windows + first + i} of this source) has leaf {found.hex()}, "
                     f"expected {expected.hex()}",
                     cause="the window file was damaged or changed after it was prepared",
                     next_step="fetch this file again, or prepare the mix again in an empty folder",
                 )
-        return np.frombuffer(data, dtype=self._dtype).reshape(count, self._width)
+        return data
 
 
 class Leaves:
@@ -166,12 +176,15 @@ class Leaves:
 
     def whole(self, shard: int) -> bytes:
         """All leaves of a shard, by one read."""
-        key, entry = self._key(shard, "leaves"), self._shards[shard]
-        data = self._store.read(self._base + key, limit=entry.windows * LEAF)
+        key = self._base + self._key(shard, "leaves")
+        return sound(self._store, key, lambda store: self._whole(store, key, self._shards[shard]))
+
+    def _whole(self, store: Store, key: str, entry: Shard) -> bytes:
+        data = store.read(key, limit=entry.windows * LEAF)
         found = digest(data, "shard")
         if found != entry.digest:
             raise WindowFault(
-                f"{self._store.uri}: {self._base}{key} has digest {found}, expected {entry.digest}",
+                f"{store.uri}: {key} has digest {found}, expected {entry.digest}",
                 cause="the leaves of this shard were damaged or changed after it was prepared",
                 next_step="fetch this file again, or prepare the mix again in an empty folder",
             )
@@ -190,44 +203,79 @@ class Leaves:
     def _read(self, chunks: dict[int, list[int]]) -> dict[tuple[int, int], bytes]:
         """These chunks of these shards: whichever of whole leaves and single chunks is the less to read."""
         found: dict[tuple[int, int], bytes] = {}
-        alone: list[tuple[int, int, bytes, bytes]] = []
+        alone: list[_Run] = []
         for shard, wanted in chunks.items():
             size = self._shards[shard].windows * LEAF
             way = path_size(chunks_of(size))
-            if self._key(shard, "paths") in self._manifest.files and len(wanted) * (CHUNK + way) < size:
-                alone += self._chunks(shard, wanted, size, way)
+            if self._key(shard, "proofs") in self._manifest.files and len(wanted) * (CHUNK + way) < size:
+                runs = np.split(wanted, np.nonzero(np.diff(wanted) != 1)[0] + 1)
+                alone += [_Run(shard, int(run[0]), len(run)) for run in runs]
                 continue
             whole = self.whole(shard)
             found |= {(shard, c): whole[c * CHUNK : (c + 1) * CHUNK] for c in range(chunks_of(size))}
-        self._check(alone)
-        return found | {(shard, chunk): data for shard, chunk, data, _ in alone}
+        return found | (self._alone(alone) if alone else {})
 
-    def _chunks(self, shard: int, wanted: list[int], size: int, way: int) -> Iterator[tuple[int, int, bytes, bytes]]:
-        """(shard, chunk, its leaves, its path), not verified; two reads for each run of consecutive chunks."""
-        for run in np.split(wanted, np.nonzero(np.diff(wanted) != 1)[0] + 1):
-            first, start = int(run[0]), int(run[0]) * CHUNK
-            length = min(len(run) * CHUNK, size - start)
-            leaves = self._store.read_range(self._base + self._key(shard, "leaves"), start, length)
-            beside = self._store.read_range(self._base + self._key(shard, "paths"), first * way, len(run) * way)
-            for i in range(len(run)):
-                yield shard, first + i, leaves[i * CHUNK : (i + 1) * CHUNK], beside[i * way : (i + 1) * way]
+    def _alone(self, runs: list["_Run"]) -> dict[tuple[int, int], bytes]:
+        """The chunks of these runs, verified all at once. Of several copies each may be sound in other places: where
+        none is in all of them, half of the runs are tried at a time."""
+        key = self._base + self._key(runs[0].shard, "proofs")
+        try:
+            return sound(
+                self._store, key, lambda store: self._check([c for run in runs for c in self._chunks(store, run)])
+            )
+        except WindowFault:
+            if len(runs) == 1 or not isinstance(self._store, Copies):
+                raise
+        half = len(runs) // 2
+        return self._alone(runs[:half]) | self._alone(runs[half:])
 
-    def _check(self, alone: list[tuple[int, int, bytes, bytes]]) -> None:
-        if not alone:
-            return
-        shards, places, data, ways = zip(*alone, strict=True)
-        counts = np.array([chunks_of(self._shards[shard].windows * LEAF) for shard in shards])
-        for shard, place, found in zip(
-            shards, places, roots(data, np.array(places), counts, ways, "shard"), strict=True
-        ):
-            if found != self._shards[shard].digest:
-                first, last = place * IN_CHUNK, min((place + 1) * IN_CHUNK, self._shards[shard].windows) - 1
+    def _chunks(self, store: Store, run: "_Run") -> Iterator["_Chunk"]:
+        """Chunks with their paths, not verified; one read."""
+        size = self._shards[run.shard].windows * LEAF
+        way = path_size(chunks_of(size))
+        length = run.count * way + min(run.count * CHUNK, size - run.first * CHUNK)
+        data = store.read_range(self._base + self._key(run.shard, "proofs"), run.first * (way + CHUNK), length)
+        for i in range(run.count):
+            proof = data[i * (way + CHUNK) : (i + 1) * (way + CHUNK)]
+            yield _Chunk(store.uri, run.shard, run.first + i, proof[way:], proof[:way])
+
+    def _check(self, chunks: list["_Chunk"]) -> dict[tuple[int, int], bytes]:
+        """The leaves of each, by shard and place."""
+        counts = np.array([chunks_of(self._shards[chunk.shard].windows * LEAF) for chunk in chunks])
+        places = np.array([chunk.place for chunk in chunks])
+        found = roots([c.leaves for c in chunks], places, counts, [c.path for c in chunks], "shard")
+        for chunk, root in zip(chunks, found, strict=True):
+            entry, key = self._shards[chunk.shard], self._base + self._key(chunk.shard, "proofs")
+            if root != entry.digest:
+                first, last = chunk.place * IN_CHUNK, min((chunk.place + 1) * IN_CHUNK, entry.windows) - 1
                 raise WindowFault(
-                    f"{self._store.uri}: {self._base}{self._key(shard, 'leaves')}: the leaves of windows {first} to "
-                    f"{last} lead to digest {found}, expected {self._shards[shard].digest}",
-                    cause="they, or their path beside them, were damaged or changed after the shard was prepared",
-                    next_step="fetch both files again, or prepare the mix again in an empty folder",
+                    f"{chunk.uri}: {key}: the leaves of windows {first} to {last} lead to digest {root}, "
+                    f"expected {entry.digest}",
+                    cause="they, or their path before them, were damaged or changed after the shard was prepared",
+                    next_step="fetch this file again, or prepare the mix again in an empty folder",
+                    key=key,
                 )
+        return {(chunk.shard, chunk.place): chunk.leaves for chunk in chunks}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive chunks of a shard's leaves."""
+
+    shard: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of a shard's leaves with its path, as the store at `uri` has them."""
+
+    uri: str
+    shard: int
+    place: int
+    leaves: bytes
+    path: bytes
 
 
 def _file(store: Store, manifest: Manifest, key: str) -> StoredFile:

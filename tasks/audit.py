@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prefect import task
+from collections.abc import Sequence
+
+from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
@@ -12,6 +14,8 @@ from tasks import process
 from tasks.process import Event
 from tasks.progress import Progress
 from tasks.references import KEYS, Audited, key_name
+
+SHOWN = 20  # bad copies in the artifact; the flow run's log has them all
 
 
 class AuditFailed(VerbatimError):
@@ -32,8 +36,13 @@ def _name() -> str:
 
 
 @task(task_run_name=_name, cache_policy=NO_CACHE)
-def audit_step(store: str, step: int | None, backend: str, records: str, draw: str = "") -> Audited:
-    """Replay one step, or regenerate the initial state (step None). Raises AuditFailed unless it matches."""
+def audit_step(
+    store: str, step: int | None, backend: str, records: str, draw: str = "", mirrors: Sequence[str] = ()
+) -> Audited:
+    """Replay one step, or regenerate the initial state (step None). Raises AuditFailed unless it matches.
+
+    mirrors: further copies of the release, for what is bad in `store`.
+    """
     piece = "initial" if step is None else f"step {step}"
     progress = Progress(f"Audit {piece}", key_name("audit", piece), 1, "steps")
 
@@ -42,20 +51,25 @@ def audit_step(store: str, step: int | None, backend: str, records: str, draw: s
             progress.total = event["of"]
             progress(event["done"], event["stage"])
 
-    request = {"store": store, "step": step, "draw": draw, "backend": backend, "records": records, "keys": str(KEYS)}
+    given = {"store": store, "mirrors": list(mirrors), "step": step, "draw": draw, "backend": backend}
+    request = given | {"records": records, "keys": str(KEYS)}
     result = process.run("tasks.replay", request, report)
     progress(progress.total, str(result["verdict"]).upper())
     _show(store, result)
     if result["exit_code"]:
         raise AuditFailed(result)
     wanted = ("piece", "step", "verdict", "exit_code", "detail", "seconds", "certificate")
-    return Audited(**{name: result[name] for name in wanted})
+    return Audited(**{name: result[name] for name in wanted}, bad_copies=len(result["bad_copies"]))
 
 
 def _show(store: str, result: Event) -> None:
+    bad = [f"- bad copy in `{copy['store']}`: `{copy['key']}`: {copy['wrong']}" for copy in result["bad_copies"]]
+    for line in bad:
+        get_run_logger().warning(line.removeprefix("- "))
     create_markdown_artifact(
         f"**{str(result['verdict']).upper()}** {result['piece']}\n\n{result['detail']}\n\n"
-        f"- {result['explanation']}\n- next: {result['next']}\n- certificate: `{result['certificate']}`\n",
+        f"- {result['explanation']}\n- next: {result['next']}\n- certificate: `{result['certificate']}`\n"
+        + "".join(f"{line}\n" for line in bad[:SHOWN]),
         key=key_name("verdict", str(result["piece"])),
         description=f"Audit of {store}",
     )

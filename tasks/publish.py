@@ -9,22 +9,25 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage.audit.keys import load_or_create_key
-from storage.publish import PublishProgress, publish
+from storage.copying import PublishProgress
+from storage.publish import publish
 from storage.store import open_store
 from tasks.progress import Progress
 from tasks.references import KEYS, Published, key_name
 
 
 @task(task_run_name="publish to {target}", cache_policy=NO_CACHE)
-def publish_run(run: str, mix: str, target: str) -> Published:
+def publish_run(run: str, mix: str, target: str, records: str = "") -> Published:
     """Idempotent: objects that are there already are compared, not copied again."""
     progress = Progress("Publish", key_name("publish", Path(run).parent.name), 1, "objects")
 
     def report(done: PublishProgress) -> None:
         progress.total = done.of_objects
-        progress(done.objects, f"{done.bytes / 1e6:,.0f} of {done.of_bytes / 1e6:,.0f} MB")
+        moved = f"{done.bytes / 1e6:,.0f} of {done.of_bytes / 1e6:,.0f} MB"
+        progress(done.objects, f"{moved}, {done.rate / 1e6:,.1f} MB/s")
 
-    done = publish(open_store(run), open_store(mix), open_store(target), load_or_create_key(KEYS, "trainer"), report)
+    key, kept = load_or_create_key(KEYS, "trainer"), open_store(records) if records else None
+    done = publish(open_store(run), open_store(mix), open_store(target), key, kept, report)
     body = done.release
     create_markdown_artifact(
         f"**{body.steps} steps published and read back: {len(body.objects)} objects, {done.size / 1e6:,.0f} MB**\n\n"

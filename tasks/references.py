@@ -111,7 +111,10 @@ class Published(Reference):
 
 
 class Audited(Reference):
-    """One audit's outcome; `certificate` is the key of the signed certificate in the records, if there is one."""
+    """One audit's outcome; `certificate` is the key of the signed certificate in the records, if there is one.
+
+    bad_copies: how many objects had to be taken from another store than the first, or could not be had at all.
+    """
 
     piece: str
     step: int | None
@@ -120,6 +123,7 @@ class Audited(Reference):
     detail: str
     seconds: float
     certificate: str | None
+    bad_copies: int
 
 
 def absolute(address: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,28 @@ from storage.audit.replay import audit_initial, audit_step
 from storage.audit.verdict import AuditProgress, Report, Verdict
 from storage.errors import StorageError
 from storage.ledger import Ledger
+from storage.mirrors import open_copies
 from storage.store import Store, open_store
 from tasks.process import emit, reporting
 
 
 def audit(
-    store: str, step: int | None, draw: str, backend: str, records: str, keys: str, report: Report
+    store: str,
+    step: int | None,
+    draw: str,
+    backend: str,
+    records: str,
+    keys: str,
+    report: Report,
+    mirrors: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Audit one step of a release, or its initial state where `step` is None; keep the certificate in `records`.
 
-    draw: date of the recorded draw that chose the step, "" for none. Returns the verdict's document, with `step` and
-    `certificate` (the file's address, None without one).
+    draw: date of the recorded draw that chose the step, "" for none. mirrors: further copies of the release, for what
+    is bad in `store`. Returns the verdict's document, with `step` and `certificate` (the file's address, None without
+    one).
     """
-    release, kept = open_store(store), open_store(records)
+    release, kept = open_copies([store, *mirrors]), open_store(records)
     key = load_or_create_key(Path(keys), "auditor")
     if step is None:
         verdict = audit_initial(release, backend, key, report)

@@ -1,6 +1,6 @@
 """The fresh process of confirm.py: the same audit once more, unsigned, its finding told on standard output.
 
-    python -m storage.audit.again STORE_URI PIECE BACKEND     PIECE: "initial" or "step N"
+    python -m storage.audit.again PIECE BACKEND STORE_URI …     PIECE: "initial" or "step N"; a URI for each copy
 
 One canonical JSON line a stage, and at the end one finding; nothing else.
 """
@@ -11,14 +11,14 @@ import sys
 from storage.audit.confirm import Finding, Stage
 from storage.audit.replay import INITIAL, find
 from storage.audit.verdict import AuditProgress, Report
+from storage.mirrors import open_copies
 from storage.records import Record
-from storage.store import open_store
 
 
-def found(uri: str, piece: str, backend: str, report: Report) -> Finding:
+def found(uris: list[str], piece: str, backend: str, report: Report) -> Finding:
     """What this process finds."""
     step = None if piece == INITIAL else int(piece.removeprefix("step "))
-    return Finding.of(find(open_store(uri), step, backend, report))
+    return Finding.of(find(open_copies(uris), step, backend, report))
 
 
 def main() -> None:
@@ -35,8 +35,8 @@ def main() -> None:
         left = None if p.seconds_left is None else round(p.seconds_left)
         say(Stage(stage=p.stage, step=p.step, done=p.done, of=p.of, seconds_left=left))
 
-    uri, piece, backend = sys.argv[1:]
-    say(found(uri, piece, backend, report))
+    piece, backend, *uris = sys.argv[1:]
+    say(found(uris, piece, backend, report))
 
 
 if __name__ == "__main__":

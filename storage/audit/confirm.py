@@ -17,6 +17,7 @@ from kernels import canonical
 from storage import engine
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.errors import MachineFault, printable
+from storage.mirrors import stores_of
 from storage.provenance import PROJECT
 from storage.records import Count, Record, Text
 from storage.store import Store
@@ -65,9 +66,13 @@ def confirmed(store: Store, verdict: Verdict, backend: str, report: Report) -> V
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
         engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
-        _check_same(Finding.of(verdict), repeat(store.uri, verdict.piece, backend, report))
+        _check_same(
+            Finding.of(verdict), repeat([copy.uri for copy in stores_of(store)], verdict.piece, backend, report)
+        )
     except MachineFault as error:
-        verdict = Verdict(Outcome.MACHINE_FAULT, verdict.piece, str(error), seconds=verdict.seconds)
+        verdict = Verdict(
+            Outcome.MACHINE_FAULT, verdict.piece, str(error), seconds=verdict.seconds, bad_copies=verdict.bad_copies
+        )
     return replace(verdict, seconds=verdict.seconds + time.monotonic() - began)
 
 
@@ -82,9 +87,9 @@ def _check_same(used: Finding, fresh: Finding) -> None:
         )
 
 
-def repeat(uri: str, piece: str, backend: str, report: Report) -> Finding:
+def repeat(uris: list[str], piece: str, backend: str, report: Report) -> Finding:
     """What a fresh process finds. MachineFault if it dies, fails or says anything but progress and one finding."""
-    command = [sys.executable, "-m", "storage.audit.again", uri, piece, backend]
+    command = [sys.executable, "-m", "storage.audit.again", piece, backend, *uris]
     with TemporaryFile() as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=PROJECT

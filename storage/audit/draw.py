@@ -93,10 +93,13 @@ def make_draw(records: Store, ledger: Ledger, date: str, beacon: Beacon, count: 
     return load_draw(records, ledger, date)  # of two that raced, the first stands
 
 
-def load_draw(records: Store, ledger: Ledger, date: str) -> Draw:
-    """The recorded draw of a date; InputFault unless it is of this run and its steps follow from head and beacon."""
+def load_draw(records: Store, ledger: Ledger, date: str, base: str = "") -> Draw:
+    """The recorded draw of a date; InputFault unless it is of this run and its steps follow from head and beacon.
+
+    base: the key prefix below which the records lie: "", or "audits/" in a release.
+    """
     _check_date(date)
-    key = draw_key(ledger.run_id, date)
+    key = base + draw_key(ledger.run_id, date)
     draw = Draw.parse(records.read(key, limit=MAX_DRAW), key)
     if draw.run != ledger.run_id or draw.date != date or draw.among > len(ledger) or not draw.count <= draw.among:
         raise InputFault(f"{key} is a draw of {draw.date} among {draw.among} steps of run {draw.run}, not of this run")

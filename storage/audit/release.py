@@ -3,24 +3,74 @@
 from storage import checkpoint
 from storage.audit.check import check_entries
 from storage.audit.contents import check_listed, needed
-from storage.publish import ReleaseBody, check_objects, load_release
-from storage.run import open_release
-from storage.store import Store
+from storage.audit.kept import AUDITS, records_of
+from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
+from storage.errors import InputFault
+from storage.mirrors import present
+from storage.release import RELEASE_KEY, ReleaseBody, check_objects, load_release
+from storage.run import Run, open_release
+from storage.store import Store, object_digest
 
 
 def check_release(store: Store) -> ReleaseBody:
     """The release in `store`, every byte of it read.
 
-    Chain and signature; every object as listed, and everything that a replay reads listed; what each entry says against
-    spec and mix; every window against its leaf, every checkpoint against the ledger's state roots. Raises InputFault,
-    Divergence or Refused for the first that is wrong.
+    Chain and signature; every object as listed, nothing beside them, and everything that a replay reads listed; code
+    and lock; records of audits; what each entry says against spec and mix; every window against its leaf, every
+    checkpoint against the ledger's state roots. Raises InputFault, Divergence or Refused for the first that is wrong.
     """
     run = open_release(store)
     body = load_release(store, run.ledger)
     check_objects(store, body)
-    check_listed(needed(run), {key: entry.digest for key, entry in body.objects.items()})
+    check_listed(needed(run) | {archive_key(body.code): "", LOCK_KEY: body.lock}, _digests(body))
+    _check_nothing_else(store, body)
+    _check_code(store, body)
+    _check_records(run, body)
     check_entries(run)
     run.stream.check()
     for step in checkpoint.steps(store):
         checkpoint.check(store, run.ledger, step)
     return body
+
+
+def _digests(body: ReleaseBody) -> dict[str, str]:
+    return {key: entry.digest for key, entry in body.objects.items()}
+
+
+def _check_nothing_else(store: Store, body: ReleaseBody) -> None:
+    for uri, key in present(store):
+        if key != RELEASE_KEY and key not in body.objects:
+            raise InputFault(
+                f"{uri} holds {key}, which {RELEASE_KEY} does not list",
+                cause="it was put there after the release was signed, and nobody vouches for it",
+                next_step="do not use it; tell whoever keeps this copy",
+            )
+
+
+def _check_code(store: Store, body: ReleaseBody) -> None:
+    """The archive is that of the code digest in its name, and holds the lock that lies beside it."""
+    key = archive_key(body.code)
+    files = unpack(store.read(key, limit=MAX_ARCHIVE), key)
+    for what, found, expected in (
+        ("code", code_of(files), body.code),
+        ("lock", object_digest(files.get(LOCK, b"")), body.lock),
+        ("number of archives", str(body.classes["code"].count), "1"),
+    ):
+        if found != expected:
+            raise InputFault(
+                f"{key}: its {what} is {found}, {RELEASE_KEY} says {expected}",
+                cause="the publisher put other code there than the release states",
+                next_step="do not run this code; ask its publisher",
+            )
+
+
+def _check_records(run: Run, body: ReleaseBody) -> None:
+    """The listed records of audits are those of this run."""
+    listed = {key for name in ("draws", "beacons", "openings", "certificates") for key in body.classes[name].objects}
+    genuine = set(records_of(run.store, run.ledger, AUDITS))
+    if odd := sorted(listed ^ genuine):
+        raise InputFault(
+            f"{odd[0]} is no record of an audit of run {run.ledger.run_id}",
+            cause="the publisher took in another run's records, or ones of a kind that this version does not know",
+            next_step="do not rely on these records; ask their publisher",
+        )

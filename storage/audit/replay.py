@@ -2,8 +2,8 @@
 
     cheap checks of every entry ─▶ nearest checkpoint at or before N ─▶ steps passed on the way, each compared ─▶ step N
 
-Only the published store is read. What is found becomes a Verdict; other errors (a full disk, wrong usage) are raised.
-No no-match leaves here that a fresh process did not find too (confirm.py).
+Only the published store is read, or copies of it (mirrors.py). What is found becomes a Verdict; other errors (a full
+disk, wrong usage) are raised. No no-match leaves here that a fresh process did not find too (confirm.py).
 """
 
 import time
@@ -20,20 +20,22 @@ from storage.advance import Advanced, advance
 from storage.audit.certificate import Beacon, Body, replay_proof, sign
 from storage.audit.check import check_entries
 from storage.audit.confirm import confirmed
-from storage.audit.contents import MANIFEST_KEY
+from storage.audit.contents import MANIFEST_KEY, MIX
 from storage.audit.draw import Draw
 from storage.audit.keys import Key
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
 from storage.beside import differing_tensors
 from storage.engine import State
 from storage.errors import Divergence, InputFault, MachineFault, Refused
-from storage.ledger import HEADER_KEY, Entry, differing_fields
+from storage.ledger import HEADER_KEY, Entry, Ledger, differing_fields
 from storage.memory import moments, plan_for
+from storage.mirrors import bad_copies
 from storage.provenance import provenance
-from storage.publish import load_release
-from storage.run import Run, open_release
+from storage.release import load_release
+from storage.run import Run, run_of
 from storage.segment import now
 from storage.store import Store
+from storage.stream import Stream
 
 INITIAL = "initial"
 
@@ -127,7 +129,7 @@ def _judged(store: Store, piece: str, backend: str, report: Report, work: Callab
         verdict = Verdict(Outcome.REFUSED, piece, str(error))
     except InputFault as error:
         verdict = Verdict(Outcome.INPUT_FAULT, piece, str(error), fault=type(error).__name__)
-    return replace(verdict, seconds=time.monotonic() - began)
+    return replace(verdict, seconds=time.monotonic() - began, bad_copies=bad_copies(store))
 
 
 def _broken_off(error: Exception) -> MachineFault:
@@ -142,11 +144,11 @@ def _broken_off(error: Exception) -> MachineFault:
 def _open(store: Store) -> Run:
     if not store.list(HEADER_KEY):
         raise Refused(f"{store.uri} holds no run: there is nothing to compare with", next_step="check the address")
-    run = open_release(store)
-    engine.check_arithmetic(run.spec)
-    release = load_release(store, run.ledger)
-    if listed := release.objects.get(MANIFEST_KEY):
-        store.read(MANIFEST_KEY, listed.digest)  # the mix root covers what the mix is, not where its rows lie
+    ledger = Ledger(store)
+    engine.check_arithmetic(ledger.header.run_spec())
+    listed = load_release(store, ledger).objects.get(MANIFEST_KEY)
+    stream = Stream.open(store, MIX, ledger.header.mix_root, listed.digest if listed else None)
+    run = run_of(store, stream, ledger)
     check_entries(run)
     return run
 

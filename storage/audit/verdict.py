@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from storage.mirrors import BadCopy
+
 
 class Outcome(Enum):
     """(name, exit code, explanation, next)"""
@@ -65,7 +67,8 @@ class Verdict:
 
     piece: "initial" or "step N". compared: the steps whose whole entries were compared, those passed on the way
     included. differs_at: the first step that did not match. fields, tensors: what differs there; a gradient's tensor
-    is "gradient/<parameter>". fault: the kind of error behind an input fault, e.g. "CheckpointFault".
+    is "gradient/<parameter>". fault: the kind of error behind an input fault, e.g. "CheckpointFault". bad_copies: what
+    could not be used in one of several stores, whatever the verdict.
     """
 
     outcome: Outcome
@@ -78,6 +81,7 @@ class Verdict:
     fault: str = ""
     seconds: float = 0.0
     certificate: bytes | None = None
+    bad_copies: tuple[BadCopy, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -99,4 +103,5 @@ class Verdict:
             "tensors": list(self.tensors),
             "fault": self.fault,
             "seconds": self.seconds,
+            "bad_copies": [copy.document() for copy in self.bad_copies],
         }

@@ -150,11 +150,12 @@ def held_out_root(sources: tuple[SourceManifest, ...]) -> str:
     return digest(canonical.dumps({source.name: source.held_out.root for source in sources}), "held out")
 
 
-def read_manifest(store: Store, base: str = "", root: str | None = None) -> Manifest:
-    """The manifest at `base` + manifest.json, consistent in itself, and with this mix root if one is given."""
+def read_manifest(store: Store, base: str = "", root: str | None = None, digest: str | None = None) -> Manifest:
+    """The manifest at `base` + manifest.json, consistent in itself, and with this mix root and this digest of the whole
+    object, if they are given: the root covers what the mix is, not where its rows lie."""
     key = base + KEY
     try:
-        manifest = Manifest.model_validate(canonical.loads(store.read(key, limit=1 << 30)))
+        manifest = Manifest.model_validate(canonical.loads(store.read(key, digest, limit=1 << 30)))
     except (canonical.NotCanonical, ValidationError) as error:
         why = first(error) if isinstance(error, ValidationError) else error
         raise InputFault(f"{store.uri}: {key} is not a manifest: {why}", cause="damaged or another version") from None

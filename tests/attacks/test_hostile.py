@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels import canonical
 from storage import checkpoint
 from storage.audit import certificate, dispute
 from storage.audit.draw import read_beacon
@@ -23,7 +24,7 @@ from storage.audit.verdict import Outcome
 from storage.beside import digests_key
 from storage.errors import CertificateFault, InputFault, VerbatimError
 from storage.ledger import HEADER_KEY, part_key
-from storage.publish import PURPOSE, RELEASE_KEY, Object, Release
+from storage.release import PURPOSE, RELEASE_KEY, Object, Release
 from storage.store import LocalStore
 from tests.attacks.scene import AT
 from tests.storage.conftest import Small
@@ -140,9 +141,12 @@ def test_a_release_that_names_files_outside(copy: Small, tmp_path: Path) -> None
     body = Release.parse(store.read(RELEASE_KEY), RELEASE_KEY).body
     check_release(store)
     for key in ("../../secret", "/etc/passwd", "a//b", ".", "x/../../y"):
-        outside = body.model_copy(update={"objects": body.objects | {key: Object(digest="0" * 64, size=3)}})
-        release = Release(body=outside, signature=copy.key.sign(outside.canonical(), PURPOSE))
-        store.path(RELEASE_KEY).write_bytes(release.canonical())
+        name, group = next(iter(body.classes.items()))
+        members = group.objects | {key: Object(digest="0" * 64, size=3)}
+        more = group.model_copy(update={"count": group.count + 1, "bytes": group.bytes + 3, "objects": members})
+        outside = body.model_copy(update={"classes": body.classes | {name: more}})
+        signed = {"body": outside.document(), "signature": copy.key.sign(outside.canonical(), PURPOSE)}
+        store.path(RELEASE_KEY).write_bytes(canonical.dumps(signed))
         with pytest.raises(InputFault):
             check_release(store)
 

@@ -20,7 +20,7 @@ from storage.audit.replay import audit_step
 from storage.audit.verdict import Outcome
 from storage.errors import CertificateFault, Divergence, InputFault
 from storage.ledger import part_key
-from storage.publish import RELEASE_KEY
+from storage.release import RELEASE_KEY
 from storage.store import LocalStore
 from tests.attacks import scene
 from tests.attacks.scene import AT

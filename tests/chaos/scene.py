@@ -11,9 +11,10 @@ from pathlib import Path
 import yaml
 
 from storage import checkpoint
+from storage.classes import RUN_CLASSES, class_of
 from storage.figures import probe_key
 from storage.ledger import HEADER_KEY, Ledger
-from storage.publish import RELEASE_KEY, check_objects, load_release
+from storage.release import RELEASE_KEY, check_objects, load_release
 from storage.run import RECIPE_KEY, Run, open_release, open_run
 from storage.store import LocalStore
 from storage.stream import Stream
@@ -98,7 +99,7 @@ class Scene:
     def _check_release(self) -> None:
         """What lies in the target is the run's, whole; signed only if all of it is there."""
         for key in self.target.list():
-            if key != RELEASE_KEY and not key.startswith("mix/"):
+            if class_of(key) in RUN_CLASSES:
                 assert self.target.read(key) == self.store.read(key), f"{key} was published otherwise"
         if RELEASE_KEY in self.target.list():
             check_objects(self.target, load_release(self.target, open_release(self.target).ledger))

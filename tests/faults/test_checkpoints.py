@@ -21,7 +21,8 @@ from model.state import State
 from storage import checkpoint, local
 from storage.errors import InputFault, MissingObject
 from storage.objects import Data, pieces
-from storage.publish import RELEASE_KEY, publish
+from storage.publish import publish
+from storage.release import RELEASE_KEY
 from storage.saving import Saver
 from storage.store import LocalStore, MemoryStore
 from tests.storage import small

@@ -7,6 +7,8 @@ import pytest
 
 from storage import s3_requests
 from storage.store import S3Store
+from tests.flows.conftest import api, verbatim  # noqa: F401  (a fixture: the Prefect server of the commands)
+from tests.s3 import small_run
 from tests.s3.proxy import Proxy, proxied
 from tests.s3.server import BUCKET, Server, seaweedfs
 
@@ -51,3 +53,25 @@ def proxy(at_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]
     with proxied(at_server.port) as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", between.endpoint)
         yield between
+
+
+@pytest.fixture(scope="session")
+def trained(api: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """The folder of a run that was prepared and trained by its commands."""
+    return small_run.train(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def another(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A different run over the same mix."""
+    return small_run.train(tmp_path_factory.mktemp("another"), seed=8, mix=trained / "mix")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(trained: Path, server: Server) -> dict[str, bytes]:
+    """Every object of the run as published with nothing in the way; at small_run.address("undisturbed")."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        verbatim("publish", trained, "--target", small_run.address("undisturbed"))
+    return small_run.content(server, "undisturbed")

@@ -56,7 +56,8 @@ class _Due:
 
 
 class Proxy(ThreadingHTTPServer):
-    """requests: all that came, in order. received, sent: bytes from and to clients, heads included."""
+    """requests: all that came, in order; faulted: how many of them went wrong. received, sent: bytes from and to
+    clients, heads included."""
 
     daemon_threads = True
 
@@ -64,8 +65,9 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = upstream
         self.requests: list[Request] = []
-        self.received = self.sent = 0
+        self.received = self.sent = self.faulted = 0
         self.lock = threading.Lock()
+        self.rewrite: Callable[[Request], Request] = lambda request: request  # before it is forwarded
         self._due: list[_Due] = []
 
     @property
@@ -88,9 +90,13 @@ class Proxy(ThreadingHTTPServer):
             due = next((due for due in self._due if due.times and due.when(request)), None)
             if due:
                 due.times -= 1
+                self.faulted += 1
         return due.fault(request, self.forward) if due else self.forward(request)
 
     def forward(self, request: Request) -> Answer:
+        """The server's answer; NoAnswer if the body is shorter than its head says: the client died, so its connection
+        to the server ends too."""
+        request = self.rewrite(request)
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         try:
             connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
@@ -98,6 +104,8 @@ class Proxy(ThreadingHTTPServer):
                 if name.lower() not in ("expect", "connection"):
                     connection.putheader(name, value)
             connection.endheaders(request.body or None)
+            if len(request.body) < int(request.headers.get("Content-Length") or 0):
+                raise NoAnswer
             answer = connection.getresponse()
             return Answer(answer.status, dict(answer.getheaders()), answer.read())
         finally:

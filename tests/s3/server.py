@@ -55,6 +55,7 @@ class Server:
             "AWS_CONFIG_FILE": os.devnull,  # nothing of whoever runs the tests
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
+            "VERBATIM_CACHE": "",  # a test that wants a cache has one of its own
         }
 
 

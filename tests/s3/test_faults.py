@@ -1,7 +1,9 @@
 """A network and a server that misbehave: nothing is lost, nothing wrong is accepted, what cannot work ends clearly."""
 
 import os
+import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +11,11 @@ from storage import s3_requests
 from storage.errors import InputFault, MissingObject, StorageError
 from storage.store import S3Store, object_digest
 from tests.s3.proxy import (
+    Answer,
     Fault,
+    Forward,
     Proxy,
+    Request,
     Stale,
     completions,
     cut_answer,
@@ -143,8 +148,24 @@ def test_wrong_bytes_are_never_accepted(proven: S3Store, proxy: Proxy, fault: Fa
         proven.read("k", object_digest(LONG))
 
 
+def unproven(request: Request, forward: Forward) -> Answer:
+    """A completion by a server that states no checksum of the whole."""
+    answer = forward(request)
+    return replace(answer, body=re.sub(rb"<ChecksumCRC32>.*?</ChecksumCRC32>", b"", answer.body))
+
+
+def test_a_long_write_is_read_back_where_no_checksum_proves_it(proven: S3Store, proxy: Proxy) -> None:
+    for key, proof, read in (("k", True, 1), ("l", False, 1 + 3)):  # one that finds no object there
+        before = len(proxy.requests)
+        if not proof:
+            proxy.fault(unproven, when=completions)
+        assert proven.create(key, LONG) and sum(gets(request) for request in proxy.requests[before:]) == read
+    assert not proxy.faults_left
+
+
 @pytest.mark.parametrize("fault", [wrong_answer, nul_answer], ids=["wrong", "NUL"])
 def test_a_long_write_that_reads_back_wrong_is_no_success(proven: S3Store, proxy: Proxy, fault: Fault) -> None:
+    proxy.fault(unproven, when=completions)
     proxy.fault(fault, when=gets, times=99)
     with pytest.raises(StorageError, match="does not read back as it was written"):
         proven.create("k", LONG)

@@ -7,6 +7,8 @@ import pytest
 
 from storage.errors import Refused
 from storage.store import S3Store
+from tests.s3.faults import ALWAYS, years_old
+from tests.s3.proxy import Proxy
 from tests.s3.server import BUCKET, RCLONE, Server, client, installed, rclone
 
 
@@ -46,3 +48,22 @@ def test_nothing_of_the_probe_is_left(store: S3Store, at_server: Server) -> None
     prefix = store.uri.removeprefix(f"s3://{BUCKET}/")
     assert [key for key in objects(at_server) if key.startswith(prefix)] == [f"{prefix}/a", f"{prefix}/b"]
     assert "Uploads" not in client(at_server).list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/.probe")
+
+
+def test_what_killed_writers_left_is_removed_after_a_day(
+    proxy: Proxy, store: S3Store, at_server: Server, tmp_path: Path
+) -> None:
+    plain, name = client(at_server), tmp_path.name
+    for key in (f"{name}/.probe-old", f"{name}/.probe-young", f"{name}-other/.probe-old"):
+        plain.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    for key in (f"{name}/old", f"{name}/young"):
+        plain.create_multipart_upload(Bucket=BUCKET, Key=key)
+    proxy.fault(years_old("old"), when=lambda request: request.method == "GET", times=ALWAYS)
+    assert store.create("a", b"1")
+    assert sorted(key for key in objects(at_server) if key.startswith(name)) == [
+        f"{name}-other/.probe-old",
+        f"{name}/.probe-young",
+        f"{name}/a",
+    ]
+    uploads = plain.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
+    assert [upload["Key"] for upload in uploads if upload["Key"].startswith(name)] == [f"{name}/young"]

@@ -3,9 +3,11 @@
 import pytest
 
 from storage.audit.release import check_release
+from storage.copying import OBJECTS, PublishProgress
 from storage.errors import Refused
 from storage.ledger import HEADER_KEY
-from storage.publish import RELEASE_KEY, PublishProgress, publish
+from storage.publish import publish
+from storage.release import RELEASE_KEY
 from storage.store import S3Store
 from tests.s3.server import BUCKET, RCLONE, installed, rclone
 from tests.storage.conftest import Small, _original, made, stand_in  # noqa: F401  (fixtures)
@@ -29,7 +31,8 @@ def test_published_stopped_continued_and_read(made: Small, store: S3Store) -> No
             publish(made.store, made.mix, store, made.key, report=stop_after(objects))  # type: ignore[arg-type]
         assert RELEASE_KEY not in store.list()
     result = publish(made.store, made.mix, store, made.key)
-    assert result.copied == len(result.release.objects) - 30 and result.uri == store.uri
+    there = len(result.release.objects) - result.copied
+    assert 30 <= there < 30 + 2 * OBJECTS and result.uri == store.uri
     assert {key: store.read(key) for key in store.list()} == {k: made.published.read(k) for k in made.published.list()}
     again = S3Store.open(store.uri)
     assert publish(made.store, made.mix, again, made.key).copied == 0

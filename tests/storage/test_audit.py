@@ -19,7 +19,8 @@ from storage.audit.verdict import AuditProgress, Outcome, Verdict
 from storage.beside import StepDigests, digests_key, load_digests
 from storage.errors import InputFault
 from storage.ledger import HEADER_KEY, Entry, part_key, trajectory_root
-from storage.publish import PURPOSE, RELEASE_KEY, Release, ReleaseBody, publish
+from storage.publish import publish
+from storage.release import PURPOSE, RELEASE_KEY, Release, ReleaseBody, grouped
 from storage.run import Run
 from storage.store import LocalStore, MemoryStore
 from tests.storage import small
@@ -94,8 +95,9 @@ def test_a_state_that_cannot_fit_is_refused_before_it_is_allocated(made: Small, 
     target = LocalStore(made.folder / "giant")
     shutil.copytree(made.folder / "mix", target.root / "mix")
     target.create(HEADER_KEY, header.canonical())
-    body = ReleaseBody(run=header.digest(), head=header.digest(), steps=0, mix_root=header.mix_root, objects={},
-                       trajectory_root=trajectory_root(header.initial_root, []))  # fmt: skip
+    body = ReleaseBody(run=header.digest(), head=header.digest(), steps=0, mix_root=header.mix_root,
+                       trajectory_root=trajectory_root(header.initial_root, []), classes=grouped({}),
+                       code=header.code, lock=header.lock, declared_code=True, declared_lock=True)  # fmt: skip
     release = Release(body=body, signature=made.key.sign(body.canonical(), PURPOSE))
     target.create(RELEASE_KEY, release.canonical())
     verdict = audit_initial(target, "cpu", auditor)

@@ -10,7 +10,7 @@ from kernels.digest import digest
 from storage.audit.release import check_release
 from storage.errors import CheckpointFault, InputFault, LedgerFault, WindowFault
 from storage.ledger import HEADER_KEY
-from storage.publish import PURPOSE, RELEASE_KEY, Object, Release, ReleaseBody
+from storage.release import PURPOSE, RELEASE_KEY, Group, Object, Release, ReleaseBody, grouped
 from storage.store import LocalStore, object_digest
 from storage.stream import Stream
 from storage.windows import leaf
@@ -28,8 +28,9 @@ def signed(made: Small, **changes: Any) -> LocalStore:
         if key != RELEASE_KEY
         for data in [store.read(key)]
     }
-    body = body.model_copy(update={"objects": objects} | changes)
-    release = Release(body=body, signature=made.key.sign(body.canonical(), PURPOSE))
+    body = body.model_copy(update={"classes": grouped(changes.pop("objects", objects))} | changes)
+    signature = made.key.sign(body.canonical(), PURPOSE)
+    release = Release.model_construct(body=body, signature=signature)  # whatever a stranger may sign
     store.path(RELEASE_KEY).write_bytes(release.canonical())
     return store
 
@@ -69,9 +70,10 @@ def test_nothing_that_a_replay_reads_is_left_out(made: Small, left_out: str) -> 
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "/etc/passwd", "a//b", "", ".tmp-1", "a\nb"])
 def test_a_listed_path_out_of_the_store_is_a_fault_of_the_release(made: Small, key: str) -> None:
-    objects = _body(made).objects | {key: Object(digest="0" * 64, size=1)}
-    with pytest.raises(InputFault, match=r"RELEASE.json: object key .* is not allowed"):
-        check_release(signed(made, objects=objects))
+    classes = _body(made).classes
+    export = Group(count=1, bytes=1, objects={key: Object(digest="0" * 64, size=1)})
+    with pytest.raises(InputFault, match=r"RELEASE.json: .* object key .* is not allowed in class export"):
+        check_release(signed(made, classes=classes | {"export": export}))
 
 
 def test_a_listed_size_is_the_objects(made: Small) -> None:
