@@ -144,10 +144,11 @@ def publish(
     """
     from flows import history
 
+    to, kept = _absolute(target), _absolute(records)
     with history.recorded(console):
         from flows.publish import publish as flow
 
-        release = flow(str(folder.absolute()), _absolute(target), _absolute(records))
+        release = flow(str(folder.absolute()), to, kept)
     _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 

@@ -27,10 +27,17 @@ def line(text: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
+    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere.
+
+    UsageError for an address that is none: one may hold a password, which the history of flows would keep.
+    """
     absolute = path if not path or "://" in path else str(Path(path).absolute())
     if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
         raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
+    if "://" in path:
+        from storage.store import open_store
+
+        open_store(path)
     return absolute
 
 
