@@ -31,7 +31,8 @@ class _Proofs:
     """A Witness that makes the proof of each of these certificates from what the replay ended with."""
 
     def __init__(self, bodies: Sequence[Body]) -> None:
-        self.bodies, self.entry = bodies, None  # type: tuple[Sequence[Body], Entry | None]
+        self.bodies = bodies
+        self.entry: Entry | None = None
         self.made: list[str] = []
 
     def before(self, run: Run, backend: ModuleType, state: State) -> ModuleType:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from storage.audit.certificate import Certificate, check_own, sign, verify
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.proofs import check_proofs
@@ -90,3 +92,15 @@ def test_an_accusation_that_was_invented(honest: Small, certificates: tuple[byte
     data = changed(certificates[0], thief, verdict="no-match", reproduced=invented)
     with pytest.raises(CertificateFault, match=r"step 6 came out as \w+ here, it claims "):
         check_proofs(honest.published, [verify(data, honest.release().ledger).body], "cpu")
+
+
+def test_by_the_command_line(honest: Small, certificates: tuple[bytes, bytes], thief: Key, tmp_path: Path) -> None:
+    genuine, stolen = tmp_path / "genuine.json", tmp_path / "stolen.json"
+    genuine.write_bytes(certificates[0])
+    stolen.write_bytes(changed(certificates[0], thief))
+    command = ["verify", str(honest.published.root)]
+    for path, options in ((genuine, []), (genuine, ["--replay"]), (stolen, [])):
+        done = CliRunner().invoke(app, [*command, str(path), *options])
+        assert done.exit_code == 0 and "step 6 match, by key" in done.stdout
+    done = CliRunner().invoke(app, [*command, str(stolen), "--replay"])
+    assert isinstance(done.exception, CertificateFault) and "was invented, or copied" in str(done.exception)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from typer.testing import CliRunner
 
 import kernels
+from flows.cli import app
+from flows.disputes import RIGHT
 from kernels import canonical
 from storage.audit import dispute
 from storage.audit.certificate import Certificate, verify
@@ -173,3 +177,28 @@ def test_saved_under_a_name_of_its_own(accused: bytes) -> None:
     store = MemoryStore("disputes")
     key = save_dispute(store, accused)
     assert key.startswith(f"disputes/step-{AT}-") and store.read(key) == accused
+
+
+def typed(*arguments: str | Path) -> tuple[int, str]:
+    """(exit code, output) of a command line."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout
+
+
+def test_by_the_command_line(forged: Small, tmp_path: Path) -> None:
+    store, own, other = forged.published.root, tmp_path / "accuser", tmp_path / "judge"
+    command = ("accuse", store, "--step", str(AT), "--second", "generic:cpu", "--records", own, "--keys", own)
+    code, said = typed(*command, "--json")
+    accusation = json.loads(said)
+    assert (code, accusation["verdict"], accusation["differs_at"]) == (10, "no-match", AT)
+    assert Path(accusation["certificate"]).exists()
+    judging = ("dispute", accusation["dispute"], store, "--records", other, "--keys", other)
+    code, said = typed(*judging, "--json")
+    judgement = json.loads(said)
+    assert (code, judgement["right"], judgement["differs"]) == (10, "accuser", "")
+    assert judgement["contradicted"] == "linear_backward of blocks.000.gate_up, in some unit"
+    assert (judgement["place"]["tensor"], judgement["place"]["row"]) == ("m/blocks.000.gate_up", 0)
+    assert Path(judgement["certificate"]).parent == other / "certificates"
+    code, said = typed(*judging)
+    assert code == 10 and RIGHT["accuser"] in said and "m/blocks.000.gate_up, leaf 0, row 0" in said
+    assert "next: give it to others, for: verbatim dispute FILE" in typed(*command)[1]
