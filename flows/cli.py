@@ -1,7 +1,7 @@
 """The command line, `verbatim`: every command explains itself with an example (`verbatim COMMAND --help`).
 
 prepare, reproduce-mix, train and publish run as Prefect flows, so they have a history that `make serve` shows. An
-auditor needs no Prefect: audit, sample, verify, docs and doctor call plain functions.
+auditor needs no Prefect: audit, sample, verify, accuse, dispute, docs and doctor call plain functions.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; an audit's verdict is 0 match, 10 no match, 11 a faulty input,
 12 a faulty machine, 13 refused.
