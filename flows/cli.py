@@ -15,14 +15,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from flows import disputes, environment
+from flows import disputes, environment, trust
 from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, console
 from flows.terminal import absolute as _absolute
 from flows.terminal import all_absolute as _all_absolute
@@ -186,37 +185,6 @@ def audit(
     result = replay.audit(_absolute(store), step, draw, backend, kept, signing, _say(as_json), copies)
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
-
-
-@app.command()
-def sample(
-    store: StoreArgument,
-    beacon: Annotated[Path, typer.Option(help='File {"round":1,"scheme":"file","value":"<64 hex digits>"}.')],
-    date: Annotated[str, typer.Option(help="Date of the draw; one draw a date. Default: today, UTC.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="How many steps to draw.")] = 1,
-    records: RecordsOption = AUDITS,
-    as_json: JsonOption = False,
-) -> None:
-    """Draw which steps to audit on a date.
-
-    From a public random value and the ledger's head; recorded before any audit starts.
-
-    \b
-    Example: verbatim sample runs/demo/published --beacon beacon.json --count 2
-    """
-    from storage.audit.draw import make_draw, read_beacon
-    from storage.ledger import Ledger
-    from storage.store import open_store
-
-    day = date or datetime.now(UTC).date().isoformat()
-    kept, ledger = open_store(str(records.absolute())), Ledger(open_store(_absolute(store)))
-    made = make_draw(kept, ledger, day, read_beacon(beacon), count)
-    if as_json:
-        print(json.dumps({"date": made.date, "steps": made.steps, "record": made.digest()}))
-    else:
-        steps = ", ".join(str(step) for step in made.steps)
-        _line(f"draw of {made.date} (on the {made.basis}): steps {steps}")
-        _line(f"next: verbatim audit {store} --draw {made.date} --step {made.steps[0]}")
 
 
 @app.command()
@@ -390,6 +358,7 @@ def _show_bad(copies: list[dict[str, str]]) -> None:
 
 
 disputes.register(app, _say, _show_verdict)
+trust.register(app)
 
 
 def main() -> None:
