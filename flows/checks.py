@@ -9,7 +9,7 @@ from typing import Any
 
 from storage import engine
 from storage import recipe as recipes
-from storage.audit import certificate
+from storage.audit import certificate, draw, statement
 from storage.audit.release import check_release
 from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
@@ -23,21 +23,34 @@ COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory
 
 
 def certificates(copies: list[str], paths: list[Path]) -> list[dict[str, str]]:
-    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong.
+    """Check certificates, statements and draws against a published ledger, and all of them beside each other.
 
-    copies: addresses of the release, the preferred first; bad copies are named after what is genuine.
+    copies: addresses of the release, the preferred first; bad copies are named after what is genuine. Raises
+    CertificateFault or InputFault for the first that is wrong, Equivocation for two histories.
     """
     store = open_copies(copies)
     ledger = Ledger(store)
     bodies, done = [], []
+    nights: list[statement.Night] = []
     for path in paths:
         try:
             data = read_file(path, certificate.MAX_CERTIFICATE)
         except OSError as error:
             raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
-        body = certificate.verify(data, ledger).body
-        bodies.append(body)
-        done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
+        if data.startswith(draw.BEGINS):
+            drawn = draw.parse_draw(data, str(path), ledger)
+            nights.append(drawn.statement)
+            says = f"draw of {drawn.date}: steps {', '.join(map(str, drawn.steps))}"
+        elif data.startswith(statement.BEGINS):
+            night = statement.parse_night(data, str(path))
+            nights.append(night)
+            says = f"{night.body.kind} of {night.body.date}, by the run's trainer"
+        else:
+            body = certificate.verify(data, ledger).body
+            bodies.append(body)
+            says = f"{body.piece} {body.verdict}, by key {body.auditor}"
+        done.append({"what": str(path), "says": says})
+    statement.check_together(nights, ledger)
     certificate.check_own(bodies)
     return done + [copy.document() for copy in bad_copies(store)]
 

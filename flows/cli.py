@@ -15,14 +15,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from flows import environment
+from flows import environment, trust
+from flows.terminal import JsonOption, KeysOption, StoreArgument, console
+from flows.terminal import absolute as _absolute
+from flows.terminal import line as _line
 from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from storage.audit.verdict import AuditProgress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-console = Console()
 errors = Console(stderr=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A name in deployments/recipes, such as demo, or a YAML file.")]
@@ -51,15 +52,12 @@ AnyBackendOption = Annotated[
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
 ]
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
 MirrorOption = Annotated[
     list[str] | None,
     typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
 ]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
-KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 SHOWN = 20  # bad copies that are printed
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @app.command()
@@ -148,10 +146,11 @@ def publish(
     """
     from flows import history
 
+    to, kept = _absolute(target), _absolute(records)
     with history.recorded(console):
         from flows.publish import publish as flow
 
-        release = flow(str(folder.absolute()), _absolute(target), _absolute(records))
+        release = flow(str(folder.absolute()), to, kept)
     _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 
@@ -189,37 +188,6 @@ def audit(
     result = replay.audit(_absolute(store), step, draw, backend, kept, signing, _say(as_json), copies)
     _show_verdict(result, as_json)
     raise typer.Exit(int(result["exit_code"]))
-
-
-@app.command()
-def sample(
-    store: StoreArgument,
-    beacon: Annotated[Path, typer.Option(help='File {"round":1,"scheme":"file","value":"<64 hex digits>"}.')],
-    date: Annotated[str, typer.Option(help="Date of the draw; one draw a date. Default: today, UTC.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="How many steps to draw.")] = 1,
-    records: RecordsOption = AUDITS,
-    as_json: JsonOption = False,
-) -> None:
-    """Draw which steps to audit on a date.
-
-    From a public random value and the ledger's head; recorded before any audit starts.
-
-    \b
-    Example: verbatim sample runs/demo/published --beacon beacon.json --count 2
-    """
-    from storage.audit.draw import make_draw, read_beacon
-    from storage.ledger import Ledger
-    from storage.store import open_store
-
-    day = date or datetime.now(UTC).date().isoformat()
-    kept, ledger = open_store(str(records.absolute())), Ledger(open_store(_absolute(store)))
-    made = make_draw(kept, ledger, day, read_beacon(beacon), count)
-    if as_json:
-        print(json.dumps({"date": made.date, "steps": made.steps, "record": made.digest()}))
-    else:
-        steps = ", ".join(str(step) for step in made.steps)
-        _line(f"draw of {made.date} (on the {made.basis}): steps {steps}")
-        _line(f"next: verbatim audit {store} --draw {made.date} --step {made.steps[0]}")
 
 
 @app.command()
@@ -328,19 +296,6 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
             _line(f"  plan: {found['plan']}")
 
 
-def _line(text: str) -> None:
-    """Plain text, never folded: whoever reads it may be a program."""
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
-def _absolute(path: str) -> str:
-    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
-    absolute = path if not path or "://" in path else str(Path(path).absolute())
-    if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
-        raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
-    return absolute
-
-
 def _all_absolute(paths: list[str] | None) -> list[str]:
     return [_absolute(path) for path in paths or ()]
 
@@ -396,6 +351,9 @@ def _show_bad(copies: list[dict[str, str]]) -> None:
         _line(f"bad copy: {copy['store']}: {copy['key']}: {copy['wrong']}")
     if (more := len(copies) - SHOWN) > 0:
         _line(f"and {more} more: --json lists them all")
+
+
+trust.register(app)
 
 
 def main() -> None:

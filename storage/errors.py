@@ -93,6 +93,10 @@ class CertificateFault(InputFault):
     """A certificate is damaged, forged, or speaks of something else."""
 
 
+class Equivocation(InputFault):
+    """The run's trainer signed two things of which only one can be true."""
+
+
 class MachineFault(VerbatimError):
     """This machine disagrees with itself or with the conformance vectors."""
 

@@ -33,6 +33,8 @@ MEANING = {
     "segments": "what really ran, where and when",
     "diagnostics": "norms and quantiser steps of some steps",
     "probe": "held-out losses",
+    "statements": "heads of the ledger, each signed before a public random value was out",
+    "witnesses": "signatures of others under those statements",
     "draws": "which steps a public random value chose for an audit",
     "beacons": "those random values",
     "openings": "states published in answer to a draw",

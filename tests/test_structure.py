@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "model": {"model", "kernels", "numpy", "pydantic", "mpmath"},
     "storage": {
         *("storage", "model", "kernels", "numpy", "pydantic", "yaml"),
-        *("pyarrow", "duckdb", "cryptography", "tokenizers", "fastokens", "blake3", "huggingface_hub", "fsspec"),
+        *("pyarrow", "duckdb", "cryptography", "py_ecc", "tokenizers", "fastokens", "blake3"),
+        *("huggingface_hub", "fsspec"),
     },
     "tasks": {"tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect", "prefect_ray"},
     "flows": {"flows", "tasks", "storage", "model", "kernels", "numpy", "pydantic", "prefect", "typer", "rich"},

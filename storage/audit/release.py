@@ -4,6 +4,7 @@ from storage import checkpoint
 from storage.audit.check import check_entries
 from storage.audit.contents import check_listed, needed
 from storage.audit.kept import AUDITS, records_of
+from storage.classes import AUDIT_CLASSES
 from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
 from storage.errors import InputFault
 from storage.export import PROGRAM, exported
@@ -84,7 +85,7 @@ def _check_export(run: Run, body: ReleaseBody, code: dict[str, bytes]) -> None:
 
 def _check_records(run: Run, body: ReleaseBody) -> None:
     """The listed records of audits are those of this run."""
-    listed = {key for name in ("draws", "beacons", "openings", "certificates") for key in body.classes[name].objects}
+    listed = {key for name in AUDIT_CLASSES for key in body.classes[name].objects}
     genuine = set(records_of(run.store, run.ledger, AUDITS))
     if odd := sorted(listed ^ genuine):
         raise InputFault(

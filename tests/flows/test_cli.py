@@ -18,7 +18,8 @@ from storage import engine, recipe
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
-COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "verify", "docs", "doctor")
+COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "witness", "coverage", "next")
+COMMANDS += ("verify", "docs", "doctor")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
