@@ -22,8 +22,9 @@ import typer
 from rich.console import Console
 
 from flows import environment, trust
-from flows.terminal import JsonOption, KeysOption, StoreArgument, console
+from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, console
 from flows.terminal import absolute as _absolute
+from flows.terminal import all_absolute as _all_absolute
 from flows.terminal import line as _line
 from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
@@ -51,10 +52,6 @@ AnyBackendOption = Annotated[
         help="cpu, nvidia (an NVIDIA GPU), reference (plain NumPy, slow), or generic: and a torch device, as in"
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
-]
-MirrorOption = Annotated[
-    list[str] | None,
-    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
 ]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 SHOWN = 20  # bad copies that are printed
@@ -146,10 +143,11 @@ def publish(
     """
     from flows import history
 
+    to, kept = _absolute(target), _absolute(records)
     with history.recorded(console):
         from flows.publish import publish as flow
 
-        release = flow(str(folder.absolute()), _absolute(target), _absolute(records))
+        release = flow(str(folder.absolute()), to, kept)
     _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
 
 
@@ -293,10 +291,6 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
         _line(f"  {sizes}")
         if found["piece"] != "initial":
             _line(f"  plan: {found['plan']}")
-
-
-def _all_absolute(paths: list[str] | None) -> list[str]:
-    return [_absolute(path) for path in paths or ()]
 
 
 def _recipe(name: str) -> str:

@@ -13,6 +13,10 @@ from storage.errors import UsageError, printable
 console = Console()
 
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
+]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -23,8 +27,20 @@ def line(text: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere."""
+    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere.
+
+    UsageError for an address that is none: one may hold a password, which the history of flows would keep.
+    """
     absolute = path if not path or "://" in path else str(Path(path).absolute())
     if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
         raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
+    if "://" in path:
+        from storage.store import open_store
+
+        open_store(path)
     return absolute
+
+
+def all_absolute(paths: list[str] | None) -> list[str]:
+    """Each of them, none for None."""
+    return [absolute(path) for path in paths or ()]

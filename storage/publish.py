@@ -17,7 +17,7 @@ from storage.classes import RUN_CLASSES, class_of
 from storage.copying import PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
-from storage.errors import InputFault, Refused
+from storage.errors import InputFault, MissingObject, Refused
 from storage.ledger import HEADER_KEY, MAX_HEADER
 from storage.made import Made, made
 from storage.release import (
@@ -32,7 +32,7 @@ from storage.release import (
     load_release,
 )
 from storage.run import Run, open_run
-from storage.store import Store, create_same
+from storage.store import Store, create_same, object_digest
 from storage.stream import Stream
 
 WORKING = ("lease/", "parts/")  # of a run and of a mix: what only their making needs
@@ -82,8 +82,13 @@ def publish(
     ours = made(run, {key: store.size(source) for store, source, key in work})
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
-    demanded |= ours.digests
-    copies = copy_all({key: Source(store, at, demanded.get(key, "")) for store, at, key in work}, target, report)
+    demanded |= ours.store.digests
+    sources = {key: Source(store, at, demanded.get(key, "")) for store, at, key in work}
+    try:
+        copies = copy_all(sources, target, report)
+    except InputFault:
+        _holds_run(target, run)  # or another run's publisher was faster
+        raise
     objects = {key: Object(digest=copy.digest, size=copy.size) for key, copy in copies.items()}
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
     body = _body(run, ours, objects)
@@ -149,7 +154,7 @@ def _foreign(store: Store, key: str) -> InputFault:
 
 def _check_nothing_else(target: Store, keys: Iterable[str]) -> None:
     """Refused if the target holds what will not be listed: the end of a publication that was begun otherwise."""
-    for key in sorted(set(target.list()).difference(keys)):
+    for key in sorted(set(target.list()).difference(keys, [RELEASE_KEY])):  # which another publisher may have finished
         raise Refused(
             f"{target.uri} holds {key}, which this publication does not; nothing was written",
             cause="publishing was begun by other code or from another state of the run, or someone put it there",
@@ -178,19 +183,12 @@ def _after(key: str, steps: int) -> bool:
 
 def _check_target(target: Store, run: Run) -> ReleaseBody | None:
     """The release of this head, if the target holds it; Refused if it holds something else."""
-    keys = target.list()
-    if not keys:
+    if not _holds_run(target, run):
         return None
-    ours = run.ledger.header.canonical()
-    if HEADER_KEY not in keys or target.read(HEADER_KEY, limit=MAX_HEADER) != ours:
-        raise Refused(
-            f"{target.uri} is not empty and does not hold run {run.ledger.run_id}; nothing was written",
-            cause="another run was published under this address",
-            next_step="choose another target",
-        )
-    if RELEASE_KEY not in keys:
+    try:
+        released = Release.parse(target.read(RELEASE_KEY, limit=MAX_RELEASE), RELEASE_KEY).body
+    except MissingObject:
         return None
-    released = Release.parse(target.read(RELEASE_KEY, limit=MAX_RELEASE), RELEASE_KEY).body
     if (released.steps, released.head) != (len(run.ledger), run.ledger.head):
         raise Refused(
             f"{target.uri} holds a release of {released.steps} steps (head {released.head}), "
@@ -199,3 +197,21 @@ def _check_target(target: Store, run: Run) -> ReleaseBody | None:
             next_step="publish to another target",
         )
     return load_release(target, run.ledger)
+
+
+def _holds_run(target: Store, run: Run) -> bool:
+    """Whether the run was begun to be published there; Refused if something else is. A listing alone may be late."""
+    ours = run.ledger.header.canonical()
+    try:
+        target.read(HEADER_KEY, object_digest(ours), limit=MAX_HEADER)
+        return True
+    except MissingObject:
+        if not target.list():
+            return False
+    except InputFault:
+        pass
+    raise Refused(
+        f"{target.uri} is not empty and does not hold run {run.ledger.run_id}; nothing was written",
+        cause="another run was published under this address",
+        next_step="choose another target",
+    )

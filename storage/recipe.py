@@ -9,6 +9,7 @@ A field that is unknown is an error.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -125,6 +126,12 @@ def _explain(path: Path, error: ValidationError) -> str:
     lines = [f"{path} is not a valid recipe:"]
     for fault in error.errors():
         field = ".".join(str(part) for part in fault["loc"]) or "recipe"
-        given = "" if fault["type"] == "missing" else f" (given: {str(fault['input'])[:80]!r})"
+        given = "" if fault["type"] == "missing" else f" (given: {_shown(fault['input'])!r})"
         lines.append(f"  {field}: {fault['msg'].removeprefix('Value error, ')}{given}")
     return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    """The beginning of what a recipe says there; of an address neither a password nor what follows its path."""
+    hidden = re.sub(r"://[^\s'\"]*@", "://…@", str(value))
+    return re.sub(r"(://[^\s'\"?#]*)[?#][^\s'\"]*", r"\1?…", hidden)[:80]

@@ -31,6 +31,8 @@ EXCEPTIONS = {
     ("model/copying.py", "torch"): "copies a state from a device into page-locked memory, on every core",
     ("model/ordered_ranks.py", "torch"): "moves arrays between ranks by torch.distributed",
     ("model/ranks.py", "torch"): "the same, and adds integers",
+    ("storage/plain_model.py", "torch"): "published beside the weights for whoever has no code of ours; never imported",
+    ("storage/plain_model.py", "safetensors"): "the same",
     ("storage/s3_requests.py", "botocore"): "speaks to S3 servers; only who has a store there installs it",
     ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
     ("model/wire.py", "torch"): "the same",

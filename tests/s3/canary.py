@@ -19,7 +19,7 @@ from tests.flows.conftest import ROOT
 
 EVERY = 0.01  # seconds between two looks at the list of processes
 LAST_ERROR = ROOT / "runs/last-error.txt"
-PAGE = 200
+PAGE, PATIENCE = 200, 600  # rows of one answer; seconds
 
 
 def forms(secret: str) -> set[bytes]:
@@ -95,7 +95,7 @@ def watched(
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        output, errors = child.communicate(timeout=240)
+        output, errors = child.communicate(timeout=PATIENCE)
     finally:
         over.set()
         watcher.join()

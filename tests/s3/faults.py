@@ -77,6 +77,17 @@ def years_old(name: str) -> Fault:
     return fault
 
 
+def unlisted(name: str) -> Fault:
+    """A listing without the object whose key ends so."""
+    entry = re.compile(rb"<Contents>(?:(?!</Contents>).)*%s</Key>.*?</Contents>" % name.encode(), re.DOTALL)
+
+    def fault(request: Request, forward: Forward) -> Answer:
+        answer = forward(request)
+        return replace(answer, body=entry.sub(b"", answer.body))
+
+    return fault
+
+
 @dataclass
 class Kill:
     """SIGKILL for a process while it waits for an answer, which stands for one of three moments: the server has not

@@ -14,7 +14,7 @@ import pytest
 
 from flows import environment
 from storage.ledger import HEADER_KEY
-from storage.publish import RELEASE_KEY
+from storage.release import RELEASE_KEY
 from tests.flows.conftest import ROOT, result, verbatim
 from tests.s3.server import Server
 from tests.s3.small_run import STEPS, address, content
@@ -30,8 +30,8 @@ def test_what_is_published_is_the_run(undisturbed: dict[str, bytes], trained: Pa
             key = prefix + path.relative_to(folder).as_posix()
             if not key.startswith("lease/"):  # who trains it now
                 assert undisturbed[key] == path.read_bytes(), key
-    listed = json.loads(undisturbed[RELEASE_KEY])["body"]["objects"]
-    assert undisturbed.keys() - listed.keys() == {RELEASE_KEY}
+    classes = json.loads(undisturbed[RELEASE_KEY])["body"]["classes"].values()
+    assert undisturbed.keys() == {RELEASE_KEY}.union(*(group["objects"] for group in classes))
 
 
 def test_the_commands(at_server: Server, undisturbed: dict[str, bytes], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from storage.publish import RELEASE_KEY
+from storage.release import RELEASE_KEY
 from tests.flows.conftest import ROOT, command, verbatim
 from tests.s3.faults import MOMENTS, Kill, number
 from tests.s3.proxy import Proxy

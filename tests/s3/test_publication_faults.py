@@ -15,7 +15,8 @@ import pytest
 from flows import checks
 from storage.audit.keys import load_or_create_key
 from storage.errors import InputFault, VerbatimError
-from storage.publish import RELEASE_KEY, publish
+from storage.publish import publish
+from storage.release import RELEASE_KEY
 from storage.store import open_store
 from tasks.references import KEYS
 from tests.flows.conftest import result, verbatim
@@ -110,7 +111,7 @@ def test_publishing_survives(
 @pytest.mark.parametrize("name", OF_READING)
 def test_verifying_survives(undisturbed: dict[str, bytes], proxy: Proxy, impatient: None, name: str) -> None:
     disturb(proxy, name)
-    said = checks.release(STORE)
+    said = checks.release([STORE])
     assert proxy.faulted and f"{len(undisturbed) - 1} objects" in said[0]["says"]
 
 
@@ -191,7 +192,7 @@ def test_verifying_accepts_nothing_wrong(undisturbed: dict[str, bytes], proxy: P
         proxy.no_faults()
         proxy.fault(fault, when=reads(key), times=ALWAYS)
         with pytest.raises(VerbatimError) as caught:
-            checks.release(STORE)
+            checks.release([STORE])
         assert caught.value.exit_code == (1 if fault is cut_answer else 11), key
         assert proxy.faulted and (fault is cut_answer or key in str(caught.value)), key
 
@@ -206,7 +207,7 @@ def test_an_old_listing_hides_nothing_from_who_verifies(undisturbed: dict[str, b
     proxy.no_faults()
     proxy.fault(empty_listing, when=lists("ledger"), times=ALWAYS)
     with pytest.raises(InputFault, match="the ledger's is 0"):
-        checks.release(STORE)
+        checks.release([STORE])
 
 
 def lists(folder: str) -> When:
@@ -215,5 +216,5 @@ def lists(folder: str) -> When:
 
 def requests_of_verifying(proxy: Proxy) -> list[Request]:
     before = len(proxy.requests)
-    checks.release(STORE)
+    checks.release([STORE])
     return proxy.requests[before:]

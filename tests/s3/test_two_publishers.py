@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from storage.ledger import HEADER_KEY
-from storage.publish import RELEASE_KEY
+from storage.release import RELEASE_KEY
 from tests.flows.conftest import ROOT, command, verbatim
-from tests.s3.faults import ALWAYS, Together, empty_listing
-from tests.s3.proxy import Proxy, completions, listings, puts
+from tests.s3.faults import ALWAYS, Together, empty_listing, unlisted
+from tests.s3.proxy import Proxy, completions, failing, gets, listings, puts
 from tests.s3.server import BUCKET, Server, client
 from tests.s3.small_run import address, content
 
@@ -43,6 +43,16 @@ def test_two_of_one_run(
     print(f"{race.met} of {len(undisturbed)} objects were written by both at one moment")
     assert race.met >= len(undisturbed) // 4
     verbatim("verify", address(tmp_path.name))
+
+
+def test_a_release_that_another_finished_meanwhile(
+    trained: Path, undisturbed: dict[str, bytes], proxy: Proxy, at_server: Server
+) -> None:
+    """The second publisher began before the first had ended: it finds what it was about to write."""
+    proxy.fault(failing(404, "NoSuchKey"), when=lambda request: gets(request) and RELEASE_KEY in request.path)
+    proxy.fault(unlisted(RELEASE_KEY), when=listings)
+    verbatim("publish", trained, "--target", address("undisturbed"))
+    assert not proxy.faults_left and content(at_server, "undisturbed") == undisturbed
 
 
 def test_two_runs_at_once(

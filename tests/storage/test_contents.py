@@ -22,6 +22,7 @@ from storage.classes import CLASSES, MADE_CLASSES, class_of
 from storage.code_archive import BESIDE, archive_key, code_of, pack, source_files, unpack
 from storage.errors import CertificateFault, InputFault, Refused
 from storage.ledger import Ledger
+from storage.mirrors import open_copies
 from storage.provenance import PROJECT, code_digest, lock_digest
 from storage.publish import publish
 from storage.release import RELEASE_KEY, ReleaseBody
@@ -88,7 +89,7 @@ def test_each_class_is_listed_with_its_objects_and_bytes(made: Small, records: L
             count, size = expected[class_of(key)]
             expected[class_of(key)] = count + 1, size + len(data)
     assert held(body) == expected
-    assert {name for name, (count, _) in expected.items() if not count} == {"witnesses", "openings", "export", "page"}
+    assert {name for name, (count, _) in expected.items() if not count} == {"witnesses", "openings"}
     numbers = {
         "ledger": 13,
         "digests": 12,
@@ -107,6 +108,17 @@ def test_an_object_beside_the_list_is_found(made: Small, key: str) -> None:
     made.published.create(key, b"planted")
     with pytest.raises(InputFault, match=f"holds {key}, which RELEASE.json does not list"):
         check_release(made.published)
+
+
+def test_an_object_beside_the_list_is_found_in_each_copy(made: Small) -> None:
+    """Reading takes what is listed from whichever copy has it; verifying looks at what each of them holds."""
+    second = LocalStore(made.folder / "second")
+    shutil.copytree(made.published.root, second.root)
+    copies = [made.published.uri, second.uri]
+    assert check_release(open_copies(copies, cached=False)).steps == 12
+    second.create("notes.txt", b"planted")
+    with pytest.raises(InputFault, match=f"{second.uri} holds notes.txt"):
+        check_release(open_copies(copies, cached=False))
 
 
 @pytest.mark.parametrize("key", ["notes.txt", "index.html", "objects/short", "digests/3.json"])

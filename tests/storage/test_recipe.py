@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from model import schedule
 from storage import recipe as recipes
@@ -72,6 +73,21 @@ def test_a_wrong_recipe_names_the_field(tmp_path: Path, old: str, new: str, said
     with pytest.raises(UsageError, match=said) as caught:
         recipes.load(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["https://user:canary@host/a.jsonl", "https://host/a.jsonl?key=canary", "s3://key:canary@b/c"]
+)
+def test_a_password_in_an_address_is_not_repeated(tmp_path: Path, address: str) -> None:
+    path = tiny.recipe(tmp_path)
+    told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    pin = told["mix"]["sources"][0]["files"][0]
+    pin |= {"kind": "url", "url": address}
+    del pin["path"]
+    path.write_text(yaml.safe_dump(told), encoding="utf-8")
+    with pytest.raises(UsageError, match="no password, no query") as caught:
+        recipes.load(path)
+    assert "canary" not in str(caught.value)
 
 
 def test_a_missing_recipe_lists_those_that_exist() -> None:
