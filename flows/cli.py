@@ -190,7 +190,9 @@ def audit(
 @app.command()
 def verify(
     store: StoreArgument,
-    certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    certificates: Annotated[
+        list[Path] | None, typer.Argument(help="Certificates, statements or draws; none: the run itself.")
+    ] = None,
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
