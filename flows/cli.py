@@ -196,9 +196,9 @@ def verify(
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check certificates, or a published run.
+    """Check certificates, statements and draws, or a published run.
 
-    Without certificates: the run's chain, signature, every object, window and checkpoint, and what each entry says
+    Without any: the run's chain, signature, every object, window and checkpoint, and what each entry says
     against spec and mix.
 
     Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right.
