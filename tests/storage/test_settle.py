@@ -122,7 +122,7 @@ def test_a_missed_night_cannot_be_stated_afterwards(
 def test_a_night_that_is_stated_in_its_last_second(book: Book, ledger: Ledger, records: LocalStore) -> None:
     source, now = Quicknet("http://unused"), at(DATE, "23:59:59") + timedelta(microseconds=999_999)
     settled = settle(records, ledger, book.trainer, source, 2, now)
-    assert settled.statement.body.date == DATE and settled.due and settled.due > at("2026-11-30", "00:15:00")
+    assert settled.statement.body.date == DATE and settled.due and settled.due == at("2026-11-30", "00:15:00")
 
 
 def test_a_round_that_is_not_out_cannot_draw(
