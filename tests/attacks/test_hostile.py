@@ -16,7 +16,7 @@ import pytest
 from kernels import canonical
 from storage import checkpoint
 from storage.audit import certificate, dispute
-from storage.audit.draw import read_beacon
+from storage.audit.beacon import read_beacon
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.release import check_release
 from storage.audit.replay import audit_step
