@@ -190,7 +190,9 @@ def audit(
 @app.command()
 def verify(
     store: StoreArgument,
-    certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    certificates: Annotated[
+        list[Path] | None, typer.Argument(help="Certificates, statements or draws; none: the run itself.")
+    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Replay the certificates' steps and make each proof of replay again.")
     ] = False,
@@ -198,9 +200,9 @@ def verify(
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check certificates, or a published run.
+    """Check certificates, statements and draws, or a published run.
 
-    Without certificates: the run's chain, signature, every object, window and checkpoint, and what each entry says
+    Without any: the run's chain, signature, every object, window and checkpoint, and what each entry says
     against spec and mix.
 
     Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right. With

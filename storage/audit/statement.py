@@ -120,6 +120,7 @@ def admit_missed(records: Store, ledger: Ledger, key: Key, date: str, now: datet
 
 def first(records: Store, ledger: Ledger, night: Night) -> Night:
     """Record what is said of a night, and return what stands: of two that raced, the first."""
+    check_night(night, ledger)  # or a record that nobody accepts would stand for ever
     records.create(statement_key(ledger.run_id, night.body.date), night.canonical())
     return load_night(records, ledger, night.body.date)
 
@@ -189,7 +190,7 @@ def _check_round(body: StatementBody) -> None:
     """InputFault unless the round comes out on the night itself: a missed one cannot be made good later."""
     due = scheme(body.scheme).time(body.round)
     night = datetime.combine(calendar_date.fromisoformat(body.date), time(), UTC)
-    if due is not None and not night <= due < night + timedelta(days=1) + LEAD:
+    if due is not None and not night <= due < night + timedelta(days=1) + 2 * LEAD:  # stated just before midnight
         raise InputFault(
             f"the statement of {body.date} names round {body.round} of {body.scheme}, which comes out at {due}",
             cause="a missed night was to be filled later",
