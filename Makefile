@@ -7,8 +7,8 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos corpus s3 arm64 bench-cpu bench-corpus \
-	bench-s3 unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 arm64 bench-cpu \
+	bench-corpus bench-s3 unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 
 chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
+
+attacks: .venv/installed ## cheats, forgeries and hostile files, each beside its honest twin and with its exact verdict (about 2 minutes)
+	$(BIN)/python -m pytest -v tests/attacks
 
 corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 5 minutes, and 4 on Ray)
 	$(BIN)/python -m tests.corpus

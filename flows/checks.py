@@ -10,7 +10,9 @@ from typing import Any
 from storage import engine
 from storage import recipe as recipes
 from storage.audit import certificate, draw, statement
+from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
+from storage.audit.verdict import Report
 from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
 from storage.memory import forecast
@@ -22,11 +24,12 @@ from storage.store import open_store
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
 
-def certificates(copies: list[str], paths: list[Path]) -> list[dict[str, str]]:
+def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
     """Check certificates, statements and draws against a published ledger, and all of them beside each other.
 
-    copies: addresses of the release, the preferred first; bad copies are named after what is genuine. Raises
-    CertificateFault or InputFault for the first that is wrong, Equivocation for two histories.
+    copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend
+    and report of a replay, by which each proof of replay is made again. Raises CertificateFault or InputFault for the
+    first that is wrong, Equivocation for two histories.
     """
     store = open_copies(copies)
     ledger = Ledger(store)
@@ -52,6 +55,8 @@ def certificates(copies: list[str], paths: list[Path]) -> list[dict[str, str]]:
         done.append({"what": str(path), "says": says})
     statement.check_together(nights, ledger)
     certificate.check_own(bodies)
+    if again:
+        check_proofs(store, bodies, *again)
     return done + [copy.document() for copy in bad_copies(store)]
 
 

@@ -1,7 +1,7 @@
 """The command line, `verbatim`: every command explains itself with an example (`verbatim COMMAND --help`).
 
 prepare, reproduce-mix, train and publish run as Prefect flows, so they have a history that `make serve` shows. An
-auditor needs no Prefect: audit, sample, verify, docs and doctor call plain functions.
+auditor needs no Prefect: audit, sample, verify, accuse, dispute, docs and doctor call plain functions.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; an audit's verdict is 0 match, 10 no match, 11 a faulty input,
 12 a faulty machine, 13 refused.
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from flows import environment, openings, trust
-from flows.terminal import JsonOption, KeysOption, StoreArgument, console
+from flows import disputes, environment, openings, trust
+from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, console
 from flows.terminal import absolute as _absolute
+from flows.terminal import all_absolute as _all_absolute
 from flows.terminal import line as _line
 from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
@@ -51,10 +52,6 @@ AnyBackendOption = Annotated[
         help="cpu, nvidia (an NVIDIA GPU), reference (plain NumPy, slow), or generic: and a torch device, as in"
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
-]
-MirrorOption = Annotated[
-    list[str] | None,
-    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
 ]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 SHOWN = 20  # bad copies that are printed
@@ -209,24 +206,37 @@ def audit(
 @app.command()
 def verify(
     store: StoreArgument,
-    certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    certificates: Annotated[
+        list[Path] | None, typer.Argument(help="Certificates, statements or draws; none: the run itself.")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Replay the certificates' steps and make each proof of replay again.")
+    ] = False,
+    backend: AnyBackendOption = "cpu",
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check certificates, or a published run.
+    """Check certificates, statements and draws, or a published run.
 
-    Without certificates: the run's chain, signature, every object, window and checkpoint, and what each entry says
+    Without any: the run's chain, signature, every object, window and checkpoint, and what each entry says
     against spec and mix.
 
-    Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right.
+    Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right. With
+    --replay it also finds whoever signed a certificate without having replayed the step.
 
     \b
-    Example: verbatim verify runs/demo/published runs/audits/certificates/*.json
+    Examples: verbatim verify runs/demo/published runs/audits/certificates/*.json
+              verbatim verify runs/demo/published stranger.json --replay
     """
     from flows import checks
 
+    if replay and not certificates:
+        raise UsageError("--replay needs certificates", next_step="verbatim verify --help")
     copies = [_absolute(store), *_all_absolute(mirror)]
-    done = checks.certificates(copies, certificates) if certificates else checks.release(copies)
+    if certificates:
+        done = checks.certificates(copies, certificates, (backend, _say(as_json)) if replay else None)
+    else:
+        done = checks.release(copies)
     if as_json:
         print(json.dumps(done))
     else:
@@ -312,10 +322,6 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
             _line(f"  plan: {found['plan']}")
 
 
-def _all_absolute(paths: list[str] | None) -> list[str]:
-    return [_absolute(path) for path in paths or ()]
-
-
 def _recipe(name: str) -> str:
     return _absolute(name) if os.sep in name or name.endswith((".yaml", ".yml")) else name
 
@@ -369,6 +375,7 @@ def _show_bad(copies: list[dict[str, str]]) -> None:
         _line(f"and {more} more: --json lists them all")
 
 
+disputes.register(app, _say, _show_verdict)
 trust.register(app)
 openings.register(app, _say)
 

@@ -14,6 +14,7 @@ from storage.audit.coverage import detection, first_for, proven
 from storage.audit.keys import load_or_create_key
 from storage.audit.named import Named, load_named
 from storage.audit.opened import store_of_opening
+from storage.audit.statement import round_is_out
 from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened, parts
 from storage.errors import Divergence, InputFault
 from storage.ledger import Entry, Ledger
@@ -45,6 +46,7 @@ def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]
         "run": ledger.run_id,
         "steps": steps,
         "drawn": [asdict(row) for row in rows],
+        "waiting": sorted(s.body.date for s in evidence.statements if round_is_out(s.body, now) is False),
         "states": dict(Counter(row.state for row in rows)),
         "findings": [asdict(finding) for finding in against],
         "copied": copies(evidence.certificates),
@@ -69,6 +71,8 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"run {found['run']}: {found['steps']} steps, {len(found['drawn'])} draws of a step"
     for finding in found["findings"]:
         yield f"against the run: {finding['date'] or 'at any date'}: {finding['kind']}: {finding['says']}"
+    for date in found["waiting"]:
+        yield f"stated: {date}: its round is still to come"
     yield from _table(found["drawn"])
     for state, number in found["states"].items():
         yield f"{number} {state}: {STATES[state]}"

@@ -13,6 +13,10 @@ from storage.errors import UsageError, printable
 console = Console()
 
 StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
+MirrorOption = Annotated[
+    list[str] | None,
+    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
+]
 KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -35,3 +39,8 @@ def absolute(path: str) -> str:
 
         open_store(path)
     return absolute
+
+
+def all_absolute(paths: list[str] | None) -> list[str]:
+    """Each of them, none for None."""
+    return [absolute(path) for path in paths or ()]

@@ -134,8 +134,13 @@ def load(
 
 def check(store: Store, ledger: Ledger, step: int) -> None:
     """Verify checkpoint `step` against the ledger without holding more than one tensor; faults as in load()."""
-    for _ in _tensors(store, load_manifest(store, ledger, step), state_shapes(ledger.header.run_spec().model)):
+    for _ in verified_tensors(store, ledger, step):
         pass
+
+
+def verified_tensors(store: Store, ledger: Ledger, step: int) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, every tensor of checkpoint `step`), verified, one at a time; faults as in load()."""
+    return _tensors(store, load_manifest(store, ledger, step), state_shapes(ledger.header.run_spec().model))
 
 
 def _tensors(

@@ -25,7 +25,6 @@ PUBLIC_KEY = (
 )  # a point of G2, compressed
 GENESIS = datetime.fromtimestamp(1692803367, UTC)
 PERIOD = timedelta(seconds=3)
-DOMAIN = b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_"
 MAX_ANSWER = 4096
 _SIGNATURE = re.compile(r"[0-9a-f]{96}\Z")
 
@@ -77,17 +76,15 @@ def check_together(rounds: Iterable[tuple[int, str]]) -> None:
     The sum of the signatures, each times a random factor that a forger cannot know, must be the group's for the sum of
     the rounds. Where one is not genuine nothing is remembered, and check() finds which.
     """
-    from py_ecc.optimized_bls12_381 import Z1, add, multiply
+    from storage.audit import bls  # here and below: its import takes a second, which only draws by drand need
 
     new = [one for one in set(rounds) if one not in _GENUINE]
     points = [_point(signature) for _, signature in new]
     if len(new) < 2 or None in points:
         return
-    left, right = Z1, Z1
-    for (number, _), point in zip(new, points, strict=True):
-        factor = 1 + secrets.randbits(128)
-        left, right = add(left, multiply(_hashed(number), factor)), add(right, multiply(point, factor))
-    if _balanced(left, right):
+    factors = [1 + secrets.randbits(128) for _ in new]
+    signed = bls.weighted([bls.hashed(_message(number)) for number, _ in new], factors)
+    if bls.balanced(signed, bls.weighted(points, factors), PUBLIC_KEY):
         _GENUINE.update(new)
 
 
@@ -95,48 +92,23 @@ _GENUINE: set[tuple[int, str]] = set()  # a draw is read many times
 
 
 def _genuine(number: int, signature: str) -> bool:
+    from storage.audit import bls
+
     if (number, signature) in _GENUINE:
         return True
     point = _point(signature)
-    if point is None or not _balanced(_hashed(number), point):
+    if point is None or not bls.balanced(bls.hashed(_message(number)), point, PUBLIC_KEY):
         return False
     _GENUINE.add((number, signature))
     return True
 
 
-# py_ecc is imported where it is used: that takes a second, which only draws by drand need.
-
-
 def _point(signature: str) -> Any:
-    """The point of G1 that the hex digits are; None if they are none, or none of the right subgroup."""
-    from py_ecc.bls.g2_primitives import subgroup_check
-    from py_ecc.bls.point_compression import decompress_G1
-    from py_ecc.bls.typing import G1Compressed
-    from py_ecc.optimized_bls12_381 import is_inf
+    from storage.audit import bls
 
-    if not _SIGNATURE.match(signature):
-        return None
-    try:
-        point = decompress_G1(G1Compressed(int(signature, 16)))
-    except ValueError:
-        return None
-    return None if is_inf(point) or not subgroup_check(point) else point
+    return bls.point(signature) if _SIGNATURE.match(signature) else None
 
 
-def _hashed(number: int) -> Any:
-    """The point of G1 that the group signs for a round."""
-    from py_ecc.bls.hash_to_curve import hash_to_G1
-
-    message = hashlib.sha256(number.to_bytes(8, "big")).digest()
-    return hash_to_G1(message, DOMAIN, hashlib.sha256)  # type: ignore[arg-type]
-
-
-def _balanced(hashed: Any, point: Any) -> bool:
-    """Whether e(hashed, public key) = e(point, generator)."""
-    from py_ecc.bls.point_compression import decompress_G2
-    from py_ecc.bls.typing import G2Compressed
-    from py_ecc.optimized_bls12_381 import FQ12, G2, final_exponentiate, neg, pairing
-
-    key = decompress_G2(G2Compressed((int(PUBLIC_KEY[:96], 16), int(PUBLIC_KEY[96:], 16))))
-    both = pairing(key, hashed, False) * pairing(G2, neg(point), False)
-    return bool(final_exponentiate(both) == FQ12.one())
+def _message(number: int) -> bytes:
+    """What the group signs for a round."""
+    return hashlib.sha256(number.to_bytes(8, "big")).digest()

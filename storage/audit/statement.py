@@ -15,7 +15,7 @@ from pydantic import Field
 from kernels.digest import digest
 from storage.audit.beacon import LEAD, Source, scheme
 from storage.audit.keys import Key, verify_signature
-from storage.errors import Equivocation, InputFault, Refused, UsageError
+from storage.errors import Equivocation, InputFault, MissingObject, Refused, UsageError
 from storage.ledger import Ledger
 from storage.records import Count, Digest, Record, Signature, Text
 from storage.store import Store
@@ -120,8 +120,13 @@ def admit_missed(records: Store, ledger: Ledger, key: Key, date: str, now: datet
 
 def first(records: Store, ledger: Ledger, night: Night) -> Night:
     """Record what is said of a night, and return what stands: of two that raced, the first."""
-    records.create(statement_key(ledger.run_id, night.body.date), night.canonical())
-    return load_night(records, ledger, night.body.date)
+    date = night.body.date
+    try:
+        return load_night(records, ledger, date)
+    except MissingObject:
+        check_night(night, ledger)  # or a record that nobody accepts would stand for ever
+    records.create(statement_key(ledger.run_id, date), night.canonical())
+    return load_night(records, ledger, date)
 
 
 def _check_trainer(ledger: Ledger, key: Key) -> None:
@@ -189,7 +194,7 @@ def _check_round(body: StatementBody) -> None:
     """InputFault unless the round comes out on the night itself: a missed one cannot be made good later."""
     due = scheme(body.scheme).time(body.round)
     night = datetime.combine(calendar_date.fromisoformat(body.date), time(), UTC)
-    if due is not None and not night <= due < night + timedelta(days=1) + LEAD:
+    if due is not None and not night <= due < night + timedelta(days=1) + 2 * LEAD:  # stated just before midnight
         raise InputFault(
             f"the statement of {body.date} names round {body.round} of {body.scheme}, which comes out at {due}",
             cause="a missed night was to be filled later",

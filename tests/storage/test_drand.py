@@ -2,18 +2,19 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from py_ecc.bls.point_compression import compress_G1, compress_G2
-from py_ecc.optimized_bls12_381 import G2, multiply
 
-from storage.audit import drand
+from storage.audit import bls, drand
 from storage.audit.beacon import LEAD, Quicknet, Value, check_value
 from storage.audit.certificate import Beacon
 from storage.corpus import download
 from storage.errors import InputFault, MissingObject
+from storage.provenance import PROJECT
 from tests.file_server import FileServer, serving
 
 ROUND = 1000  # a round of the public chain
@@ -131,17 +132,20 @@ def test_a_genuine_signature_of_another_round_does_not_pass_for_this_one() -> No
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
     """A group whose secret we know, in the place of the public one: signs any round."""
+    from py_ecc.bls.point_compression import compress_G1, compress_G2  # not before `bls`, which knows how to import it
+    from py_ecc.optimized_bls12_381 import G2, multiply
+
     secret = 0x5EC2E7
     halves = compress_G2(multiply(G2, secret))
     monkeypatch.setattr(drand, "PUBLIC_KEY", f"{halves[0]:096x}{halves[1]:096x}")
     monkeypatch.setattr(drand, "_GENUINE", set())
-    return lambda number: f"{compress_G1(multiply(drand._hashed(number), secret)):096x}"
+    return lambda number: f"{compress_G1(multiply(bls.hashed(drand._message(number)), secret)):096x}"
 
 
 def test_many_rounds_are_checked_at_once(group: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = [(number, group(number)) for number in range(1, 6)]
     drand.check_together(rounds)
-    monkeypatch.setattr(drand, "_balanced", None)  # nothing is left to be computed
+    monkeypatch.setattr(bls, "balanced", None)  # nothing is left to be computed
     for number, signature in rounds:
         drand.check(number, signature)
 
@@ -163,3 +167,12 @@ def test_two_wrong_signatures_do_not_make_up_for_each_other(group: Callable[[int
     for number in (1, 2):
         with pytest.raises(InputFault):
             drand.check(number, group(3 - number))
+
+
+def test_checking_a_signature_leaves_the_limit_of_recursion_as_it_is() -> None:
+    """py_ecc raises it; with that, JSON nested 100,000 deep would overflow the stack instead of being refused."""
+    code = (
+        "import sys; before = sys.getrecursionlimit(); from storage.audit import bls; "
+        "assert sys.getrecursionlimit() == before, sys.getrecursionlimit()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)

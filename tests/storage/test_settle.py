@@ -113,8 +113,16 @@ def test_a_missed_night_cannot_be_stated_afterwards(
     source = hourly(monkeypatch)
     admitted = admit_missed(records, ledger, book.trainer, "2026-11-28", at(DATE))
     assert announce(records, ledger, book.trainer, "2026-11-28", 2, source, at(DATE)) == admitted
+    elsewhere = MemoryStore("elsewhere")
     with pytest.raises(InputFault, match="which comes out at 2026-11-29"):
-        announce(MemoryStore("elsewhere"), ledger, book.trainer, "2026-11-28", 2, source, at(DATE))
+        announce(elsewhere, ledger, book.trainer, "2026-11-28", 2, source, at(DATE))
+    assert not elsewhere.list()
+
+
+def test_a_night_that_is_stated_in_its_last_second(book: Book, ledger: Ledger, records: LocalStore) -> None:
+    source, now = Quicknet("http://unused"), at(DATE, "23:59:59") + timedelta(microseconds=999_999)
+    settled = settle(records, ledger, book.trainer, source, 2, now)
+    assert settled.statement.body.date == DATE and settled.due and settled.due == at("2026-11-30", "00:15:00")
 
 
 def test_a_round_that_is_not_out_cannot_draw(
