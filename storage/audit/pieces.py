@@ -63,6 +63,11 @@ class Found:
     proven: Mapping[str, Mapping[str, np.ndarray]]
     rows: str = ""  # where it differs, if that is known
 
+    def digests(self) -> tuple[str, str]:
+        """Of what was recorded and of what was found, as a certificate says them."""
+        recorded, found = (digest(canonical.dumps(dict(said)), "piece") for said in (self.recorded, self.found))
+        return recorded, found
+
 
 def audit_piece(
     store: Store, piece: str, draw: Draw, backend: str, key: Key, report: Report = lambda progress: None
@@ -77,26 +82,32 @@ def find_piece(store: Store, piece: str, backend: str, report: Report) -> Verdic
 
 
 def _find(store: Store, piece: str, backend: str, report: Report, key: Key | None, draw: Draw | None) -> Verdict:
-    match = PIECE.fullmatch(piece)
-    if not match:
+    if not PIECE.fullmatch(piece):
         raise UsageError(f"{piece!r} is no part of a step", next_step="verbatim audit --help")
-    part = _unit(int(match[2])) if match[2] else {"sum": _sum, "update": _update}[piece.split()[2]]
 
     def work(run: Run) -> Verdict:
-        began, entry = now(), check_divisible(run, int(match[1]))
-        opened = load_opening(run, entry.step)
-        if draw and (opened.opening.draw, opened.opening.beacon) != (draw.reference(), draw.beacon):
-            raise Refused(
-                f"step {entry.step} was opened for the draw of {opened.opening.draw.date} "
-                f"({opened.opening.draw.record}), not for that of {draw.date} ({draw.reference().record})",
-                cause="it was drawn twice, or the opening's draw is another than the recorded one",
-                next_step="name the draw that it was opened for, or audit the whole step",
-            )
-        found = part(run, entry, opened, engine.load_backend(backend), report)
+        began = now()
+        entry, opened, found = redo(run, piece, backend, report, draw)
         signed = _certificate(run, piece, entry, opened, found, backend, key, began) if key else None
         return _verdict(piece, entry, found, signed)
 
     return judged(store, piece, backend, report, work)
+
+
+def redo(run: Run, piece: str, backend: str, report: Report, draw: Draw | None = None) -> tuple[Entry, Opened, Found]:
+    """What comes of a part on this machine; Refused if it was not opened, or for another draw than this one."""
+    _, step, part, *unit = piece.split()
+    entry = check_divisible(run, int(step))
+    opened = load_opening(run, entry.step)
+    if draw and (opened.opening.draw, opened.opening.beacon) != (draw.reference(), draw.beacon):
+        raise Refused(
+            f"step {entry.step} was opened for the draw of {opened.opening.draw.date} "
+            f"({opened.opening.draw.record}), not for that of {draw.date} ({draw.reference().record})",
+            cause="it was drawn twice, or the opening's draw is another than the recorded one",
+            next_step="name the draw that it was opened for, or audit the whole step",
+        )
+    work = _unit(int(unit[0])) if unit else {"sum": _sum, "update": _update}[part]
+    return entry, opened, work(run, entry, opened, engine.load_backend(backend), report)
 
 
 def _unit(number: int) -> Callable[[Run, Entry, Opened, ModuleType, Report], Found]:
@@ -202,7 +213,7 @@ def _certificate(
     run: Run, piece: str, entry: Entry, opened: Opened, found: Found, backend: str, key: Key, began: str
 ) -> bytes:
     opening, run_id = opened.opening, run.ledger.run_id
-    recorded, reproduced = (digest(canonical.dumps(dict(said)), "piece") for said in (found.recorded, found.found))
+    recorded, reproduced = found.digests()
     body = Body(
         run=run_id,
         piece=piece,

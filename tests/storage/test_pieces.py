@@ -22,9 +22,12 @@ from storage.audit.open import open_step
 from storage.audit.opened import opening_key, store_of_opening
 from storage.audit.opening import Opening, load_gradient, load_opening
 from storage.audit.pieces import audit_piece
+from storage.audit.proofs import check_proofs
+from storage.audit.release import check_release
 from storage.audit.replay import audit_step
 from storage.audit.verdict import AuditProgress, Outcome
-from storage.errors import CertificateFault, Divergence, MachineFault, Refused
+from storage.errors import CertificateFault, Divergence, InputFault, MachineFault, Refused
+from storage.mirrors import open_copies
 from storage.publish import publish
 from storage.run import Run, open_release
 from storage.store import LocalStore, object_digest
@@ -99,6 +102,44 @@ def test_an_opening_holds_what_it_says(opened: Small) -> None:
     sums = [sum(column) % PRIME for column in found.fingerprints.T.tolist()]
     assert sums == fingerprints(gradient, BEACON.value, STEP)
     assert found.opening.tensor == chosen_tensor(list(gradient), BEACON.value, STEP)
+
+
+def test_a_release_is_verified_and_published_again_beside_what_was_opened(made: Small) -> None:
+    """The release lists none of it, and never changes; what is no part of an opening is as unlisted as ever."""
+    before = made.published.read("RELEASE.json")
+    check_release(made.published)
+    assert publish(made.store, made.mix, made.published, made.key).copied == 0
+    assert made.published.read("RELEASE.json") == before
+    made.opened.create("openings/notes.txt", b"not an opening")
+    with pytest.raises(InputFault, match=r"holds opened/openings/notes.txt, which RELEASE.json does not list"):
+        check_release(made.published)
+
+
+def test_pieces_are_audited_from_several_copies(trained: Small, made: Small, auditor: Key) -> None:
+    """The first copy has no opening and lacks a window's file; the second has both."""
+    first = made.folder / "first"
+    shutil.copytree(trained.published.root, first)
+    for window in LocalStore(first).list("mix/windows/"):
+        LocalStore(first).delete(window)
+    copies = open_copies([str(first), str(made.published.root)])
+    found = {piece: audit_piece(copies, piece, drawn(made), "cpu", auditor) for piece in PIECES}
+    assert outcomes(found) == MATCHES, [verdict.detail for verdict in found.values()]
+    assert {copy.store for copy in found[PIECES[0]].bad_copies} == {LocalStore(first).uri}
+    assert audit_step(copies, STEP, "cpu", auditor).compared == (6,)
+
+
+def test_proofs_of_pieces_are_made_again(made: Small, auditor: Key) -> None:
+    ledger = made.release().ledger
+    bodies = [verify(found.certificate or b"", ledger).body for found in verdicts(made, auditor).values()]
+    check_proofs(made.published, bodies, "cpu")
+    for change, said in (
+        ({"proof": "5" * 64}, "its proof of replay of step 6 unit 0 is 5555"),
+        ({"recorded": "5" * 64, "verdict": "no-match"}, "was not opened as it says"),
+        ({"reproduced": "5" * 64, "verdict": "no-match"}, "it claims 5555"),
+    ):
+        invented = verify(sign(Body.model_validate(dict(bodies[0]) | change), auditor), ledger).body
+        with pytest.raises(CertificateFault, match=said):
+            check_proofs(made.published, [invented], "cpu")
 
 
 def replayed(run: Run, step: int = STEP) -> tuple[dict[str, np.ndarray], engine.State]:
