@@ -11,9 +11,7 @@ import hashlib
 import json
 import re
 import secrets
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -72,18 +70,6 @@ def check(number: int, signature: str) -> None:
         )
 
 
-@contextmanager
-def _recursion_restored() -> Iterator[None]:
-    """py_ecc raises the process's recursion limit when it is imported; at 100,000, nested JSON of a stranger would
-    overflow the stack, where it should be an error."""
-    limit = sys.getrecursionlimit()
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
-@_recursion_restored()
 def check_together(rounds: Iterable[tuple[int, str]]) -> None:
     """Check many (round, signature) at once, eight times as fast as one by one; check() then knows the genuine ones.
 
@@ -105,7 +91,6 @@ def check_together(rounds: Iterable[tuple[int, str]]) -> None:
 _GENUINE: set[tuple[int, str]] = set()  # a draw is read many times
 
 
-@_recursion_restored()
 def _genuine(number: int, signature: str) -> bool:
     from storage.audit import bls
 
