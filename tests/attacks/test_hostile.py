@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from storage.audit.verdict import Outcome
 from storage.beside import digests_key
 from storage.errors import CertificateFault, InputFault, VerbatimError
 from storage.ledger import HEADER_KEY, part_key
+from storage.provenance import PROJECT
 from storage.release import PURPOSE, RELEASE_KEY, Object, Release
 from storage.store import LocalStore
 from tests.attacks.scene import AT
@@ -164,6 +167,19 @@ def test_a_hostile_file_that_a_person_names(copy: Small, payload: str, tmp_path:
     for read in (lambda: read_beacon(path), lambda: load_or_create_key(tmp_path, "x")):
         with pytest.raises(VerbatimError):
             read()
+
+
+def test_nested_json_is_an_error_after_a_beacon_was_checked() -> None:
+    """The library of its curves would let a stranger's JSON overflow the stack and end the process."""
+    command = (
+        "import sys; from kernels import canonical; from storage.audit import drand\n"
+        "before = sys.getrecursionlimit(); drand._genuine(1, '8' + '0' * 95)\n"
+        "assert 'py_ecc' in sys.modules and sys.getrecursionlimit() == before\n"
+        "try: canonical.loads(b'[' * 100_000)\n"
+        "except canonical.NotCanonical: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", command], cwd=PROJECT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
 def test_digests_that_a_match_does_not_need(copy: Small, auditor: Key) -> None:

@@ -99,7 +99,8 @@ def test_a_wrong_ledger_is_still_no_match(made: Small, auditor: Key, tmp_path: P
     assert verdict.certificate and verify(verdict.certificate, Ledger(store), "step 6").body.verdict == "no-match"
     stages = ["self-test", "ledger", "checkpoint", "replay", "replay", "unit"]
     again = ["self-test", *(f"repetition: {stage}" for stage in stages)]
-    assert [report.stage for report in reports if "needs" not in report.stage] == stages + again
+    told = ("vectors compared", "needs")  # a busy machine is told how far the self-test is; memory is said first
+    assert [report.stage for report in reports if not any(word in report.stage for word in told)] == stages + again
     assert (reports[-1].step, reports[-1].done, reports[-1].of) == (6, 2, 2)
 
 

@@ -266,6 +266,14 @@ def _tar(name: str, *, kind: bytes = tarfile.REGTYPE, mtime: int = 0, form: int 
     return buffer.getvalue()
 
 
+def _resized(size: bytes) -> bytes:
+    """An archive whose member says that it has so many bytes."""
+    data = bytearray(_tar("a.py"))
+    data[124:136], data[148:156] = size, b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -275,6 +283,7 @@ def _tar(name: str, *, kind: bytes = tarfile.REGTYPE, mtime: int = 0, form: int 
         _tar("é.py", form=tarfile.PAX_FORMAT),
         _tar("a.py")[:700],
         _tar("a.py") + bytes(512),
+        _resized(b"\x80" + b"\xff" * 11),
         b"not a tar",
         b"",
     ],
@@ -295,4 +304,12 @@ def test_a_certificate_under_another_name(made: Small, records: LocalStore) -> N
     (key,) = records.list("certificates/")
     records.path(key).rename(records.path("certificates/step-1-other.json"))
     with pytest.raises(CertificateFault, match="the file was renamed"):
+        publish(made.store, made.mix, LocalStore(made.folder / "target"), made.key, records)
+
+
+@pytest.mark.parametrize("name", ["evil", "2026-99-99", f"below/{DATE}"])
+def test_a_draw_that_is_not_named_by_its_date_is_a_fault(made: Small, records: LocalStore, name: str) -> None:
+    key = draw_key(made.run().ledger.run_id, DATE)
+    records.create(key.replace(DATE, name), records.read(key))
+    with pytest.raises(InputFault, match=name):
         publish(made.store, made.mix, LocalStore(made.folder / "target"), made.key, records)
