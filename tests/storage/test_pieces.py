@@ -15,7 +15,6 @@ from storage import checkpoint, engine
 from storage.advance import advance
 from storage.audit import again, confirm
 from storage.audit.certificate import Beacon, Body, Certificate, piece_proof, sign, verify
-from storage.audit.draw import make_draw
 from storage.audit.fingerprints import PRIME, check_size, chosen_tensor, fingerprints
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.open import open_step
@@ -34,7 +33,7 @@ from storage.store import LocalStore, object_digest
 from storage.stream import Stream
 from tests.storage import small
 from tests.storage.conftest import Small, flip
-from tests.storage.opened import BEACON, MATCHES, PIECES, STEP, UNITS, drawn, outcomes, verdicts
+from tests.storage.opened import BEACON, MATCHES, PIECES, STEP, UNITS, draw_from, drawn, outcomes, verdicts
 from tests.storage.test_audit import republished
 
 
@@ -108,7 +107,8 @@ def test_a_release_is_verified_and_published_again_beside_what_was_opened(made: 
     """The release lists none of it, and never changes; what is no part of an opening is as unlisted as ever."""
     before = made.published.read("RELEASE.json")
     check_release(made.published)
-    assert publish(made.store, made.mix, made.published, made.key).copied == 0
+    made.published.delete("RELEASE.json")
+    publish(made.store, made.mix, made.published, made.key)
     assert made.published.read("RELEASE.json") == before
     made.opened.create("openings/notes.txt", b"not an opening")
     with pytest.raises(InputFault, match=r"holds opened/openings/notes.txt, which RELEASE.json does not list"):
@@ -376,7 +376,7 @@ def test_a_step_that_the_ledger_has_otherwise_is_not_opened(trained: Small, tmp_
     shutil.copytree(trained.folder, tmp_path / "made")
     made = Small(tmp_path / "made")
     store = republished(made, {"loss": "3f800000"}, at=STEP)
-    draw = make_draw(LocalStore(tmp_path / "audits"), open_release(store).ledger, "2026-11-29", BEACON, 8)
+    draw = draw_from(open_release(store).ledger, made)
     with pytest.raises(Divergence, match="step 6 came out differently"):
         open_step(store, STEP, draw, "cpu")
     assert store.list("opened/openings/") == [] and checkpoint.steps(LocalStore(store.root / "opened")) == [STEP]
