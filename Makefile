@@ -7,8 +7,8 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos corpus s3 arm64 bench-cpu bench-corpus \
-	unit-1b lint serve clean
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 arm64 bench-cpu \
+	bench-corpus bench-s3 unit-1b lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ worlds: .venv/installed ## one trajectory from worlds of 1, 2, 3, 4 and 6 proces
 chaos: .venv/installed ## more than 50 kills of a small run, which must end as the undisturbed one (about 20 minutes)
 	$(BIN)/python -m tests.chaos
 
+attacks: .venv/installed ## cheats, forgeries and hostile files, each beside its honest twin and with its exact verdict (about 2 minutes)
+	$(BIN)/python -m pytest -v tests/attacks
+
 corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 5 minutes, and 4 on Ray)
 	$(BIN)/python -m tests.corpus
 	$(BIN)/python -m tests.corpus.on_ray
@@ -64,6 +67,10 @@ bench-cpu: .venv/installed ## a full step against stock PyTorch, and each kernel
 
 bench-corpus: .venv/installed ## preparing a mix beside HF tokenizers and datatrove (about 5 minutes)
 	$(BIN)/python -m tests.bench.corpus
+
+bench-s3: .venv/installed ## 1 GB to a server at s3:// and back, beside botocore's transfer manager (about 5 minutes)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3,bench]'
+	$(BIN)/python -m tests.bench.s3
 
 unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22 GB (an hour or less; 13 GB of disk)
 	@mkdir -p runs

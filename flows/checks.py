@@ -9,8 +9,10 @@ from typing import Any
 
 from storage import engine
 from storage import recipe as recipes
-from storage.audit import certificate
+from storage.audit import certificate, draw, statement
+from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
+from storage.audit.verdict import Report
 from storage.errors import InputFault, UsageError, VerbatimError
 from storage.ledger import Ledger
 from storage.memory import forecast
@@ -22,23 +24,39 @@ from storage.store import open_store
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
 
-def certificates(copies: list[str], paths: list[Path]) -> list[dict[str, str]]:
-    """Check certificates against a published ledger; CertificateFault or InputFault for the first that is wrong.
+def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
+    """Check certificates, statements and draws against a published ledger, and all of them beside each other.
 
-    copies: addresses of the release, the preferred first; bad copies are named after what is genuine.
+    copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend
+    and report of a replay, by which each proof of replay is made again. Raises CertificateFault or InputFault for the
+    first that is wrong, Equivocation for two histories.
     """
     store = open_copies(copies)
     ledger = Ledger(store)
     bodies, done = [], []
+    nights: list[statement.Night] = []
     for path in paths:
         try:
             data = read_file(path, certificate.MAX_CERTIFICATE)
         except OSError as error:
             raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
-        body = certificate.verify(data, ledger).body
-        bodies.append(body)
-        done.append({"what": str(path), "says": f"{body.piece} {body.verdict}, by key {body.auditor}"})
+        if data.startswith(draw.BEGINS):
+            drawn = draw.parse_draw(data, str(path), ledger)
+            nights.append(drawn.statement)
+            says = f"draw of {drawn.date}: steps {', '.join(map(str, drawn.steps))}"
+        elif data.startswith(statement.BEGINS):
+            night = statement.parse_night(data, str(path))
+            nights.append(night)
+            says = f"{night.body.kind} of {night.body.date}, by the run's trainer"
+        else:
+            body = certificate.verify(data, ledger).body
+            bodies.append(body)
+            says = f"{body.piece} {body.verdict}, by key {body.auditor}"
+        done.append({"what": str(path), "says": says})
+    statement.check_together(nights, ledger)
     certificate.check_own(bodies)
+    if again:
+        check_proofs(store, bodies, *again)
     return done + [copy.document() for copy in bad_copies(store)]
 
 

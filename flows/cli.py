@@ -1,7 +1,7 @@
 """The command line, `verbatim`: every command explains itself with an example (`verbatim COMMAND --help`).
 
 prepare, reproduce-mix, train and publish run as Prefect flows, so they have a history that `make serve` shows. An
-auditor needs no Prefect: audit, sample, verify, docs and doctor call plain functions.
+auditor needs no Prefect: audit, sample, verify, accuse, dispute, docs and doctor call plain functions.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; an audit's verdict is 0 match, 10 no match, 11 a faulty input,
 12 a faulty machine, 13 refused.
@@ -15,14 +15,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from flows import environment
+from flows import disputes, environment, trust
+from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, console
+from flows.terminal import absolute as _absolute
+from flows.terminal import all_absolute as _all_absolute
+from flows.terminal import line as _line
 from storage.errors import UsageError, VerbatimError, printable
 from tasks.references import AUDITS, KEYS
 
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from storage.audit.verdict import AuditProgress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-console = Console()
 errors = Console(stderr=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A name in deployments/recipes, such as demo, or a YAML file.")]
@@ -51,15 +53,8 @@ AnyBackendOption = Annotated[
         " generic:mps. With checked: before it, a backend asserts the contract's floors after every operation."
     ),
 ]
-StoreArgument = Annotated[str, typer.Argument(help="The published run: a folder, file:// or s3:// address.")]
-MirrorOption = Annotated[
-    list[str] | None,
-    typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
-]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
-KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
 SHOWN = 20  # bad copies that are printed
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @app.command()
@@ -193,57 +188,39 @@ def audit(
 
 
 @app.command()
-def sample(
-    store: StoreArgument,
-    beacon: Annotated[Path, typer.Option(help='File {"round":1,"scheme":"file","value":"<64 hex digits>"}.')],
-    date: Annotated[str, typer.Option(help="Date of the draw; one draw a date. Default: today, UTC.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="How many steps to draw.")] = 1,
-    records: RecordsOption = AUDITS,
-    as_json: JsonOption = False,
-) -> None:
-    """Draw which steps to audit on a date.
-
-    From a public random value and the ledger's head; recorded before any audit starts.
-
-    \b
-    Example: verbatim sample runs/demo/published --beacon beacon.json --count 2
-    """
-    from storage.audit.draw import make_draw, read_beacon
-    from storage.ledger import Ledger
-    from storage.store import open_store
-
-    day = date or datetime.now(UTC).date().isoformat()
-    kept, ledger = open_store(str(records.absolute())), Ledger(open_store(_absolute(store)))
-    made = make_draw(kept, ledger, day, read_beacon(beacon), count)
-    if as_json:
-        print(json.dumps({"date": made.date, "steps": made.steps, "record": made.digest()}))
-    else:
-        steps = ", ".join(str(step) for step in made.steps)
-        _line(f"draw of {made.date} (on the {made.basis}): steps {steps}")
-        _line(f"next: verbatim audit {store} --draw {made.date} --step {made.steps[0]}")
-
-
-@app.command()
 def verify(
     store: StoreArgument,
-    certificates: Annotated[list[Path] | None, typer.Argument(help="Certificates; none: the run itself.")] = None,
+    certificates: Annotated[
+        list[Path] | None, typer.Argument(help="Certificates, statements or draws; none: the run itself.")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Replay the certificates' steps and make each proof of replay again.")
+    ] = False,
+    backend: AnyBackendOption = "cpu",
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check certificates, or a published run.
+    """Check certificates, statements and draws, or a published run.
 
-    Without certificates: the run's chain, signature, every object, window and checkpoint, and what each entry says
+    Without any: the run's chain, signature, every object, window and checkpoint, and what each entry says
     against spec and mix.
 
-    Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right.
+    Nothing is replayed, so this says that records are genuine and consistent, not that the arithmetic was right. With
+    --replay it also finds whoever signed a certificate without having replayed the step.
 
     \b
-    Example: verbatim verify runs/demo/published runs/audits/certificates/*.json
+    Examples: verbatim verify runs/demo/published runs/audits/certificates/*.json
+              verbatim verify runs/demo/published stranger.json --replay
     """
     from flows import checks
 
+    if replay and not certificates:
+        raise UsageError("--replay needs certificates", next_step="verbatim verify --help")
     copies = [_absolute(store), *_all_absolute(mirror)]
-    done = checks.certificates(copies, certificates) if certificates else checks.release(copies)
+    if certificates:
+        done = checks.certificates(copies, certificates, (backend, _say(as_json)) if replay else None)
+    else:
+        done = checks.release(copies)
     if as_json:
         print(json.dumps(done))
     else:
@@ -329,30 +306,6 @@ def _show_memory(pieces: list[dict[str, Any]], as_json: bool) -> None:
             _line(f"  plan: {found['plan']}")
 
 
-def _line(text: str) -> None:
-    """Plain text, never folded: whoever reads it may be a program."""
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
-def _absolute(path: str) -> str:
-    """Folders given on a command line are relative to where it was typed; flows and children run elsewhere.
-
-    UsageError for an address that is none: one may hold a password, which the history of flows would keep.
-    """
-    absolute = path if not path or "://" in path else str(Path(path).absolute())
-    if any("\ud800" <= letter <= "\udfff" for letter in absolute):  # how Python shows bytes that are not UTF-8
-        raise UsageError(f"the name {absolute} is not UTF-8", next_step="rename the folder or file")
-    if "://" in path:
-        from storage.store import open_store
-
-        open_store(path)
-    return absolute
-
-
-def _all_absolute(paths: list[str] | None) -> list[str]:
-    return [_absolute(path) for path in paths or ()]
-
-
 def _recipe(name: str) -> str:
     return _absolute(name) if os.sep in name or name.endswith((".yaml", ".yml")) else name
 
@@ -404,6 +357,10 @@ def _show_bad(copies: list[dict[str, str]]) -> None:
         _line(f"bad copy: {copy['store']}: {copy['key']}: {copy['wrong']}")
     if (more := len(copies) - SHOWN) > 0:
         _line(f"and {more} more: --json lists them all")
+
+
+disputes.register(app, _say, _show_verdict)
+trust.register(app)
 
 
 def main() -> None:

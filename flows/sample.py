@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from prefect import flow, tags
-from prefect.runtime import flow_run
 
 from flows.naming import named, short
 from tasks.audit import AuditFailed, audit_step
@@ -21,25 +18,26 @@ def nightly_sample(
     records: str = "",
     beacon: str = "",
 ) -> list[Audited]:
-    """Draw and audit `count` steps. One draw a night: started again, it audits the steps already drawn.
+    """Settle all nights up to this one, and audit the steps that were drawn.
 
-    Fails unless all of them match, after the last.
+    One statement and one draw a date, whichever slot runs and however often: a night whose statement was not drawn yet
+    is drawn now, an earlier one without a statement is recorded as missed. Fails unless all audits match, after the
+    last.
 
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
         count: How many steps to draw.
         backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
-        records: Folder for this machine's draws and certificates. Empty: runs/audits.
-        beacon: File with a public random value. Empty: one is drawn here, on our word alone.
+        records: Folder for this machine's statements, draws and certificates. Empty: runs/audits.
+        beacon: A drand server, such as https://api.drand.sh; the draw then waits a quarter of an hour for its round, so
+            that a witness can see the statement before. Or a file with a public random value. Empty: one is drawn here,
+            on our word alone.
     """
-    # The scheduled date, not today's: a run that starts late still belongs to its own night.
-    scheduled = flow_run.get_scheduled_start_time() or datetime.now(UTC)
-    night = scheduled.date().isoformat()
     kept = records_of(records)
-    steps = draw_steps(absolute(published), night, count, kept, beacon)
+    drawn = draw_steps(absolute(published), count, kept, beacon)
     done: list[Audited] = []
     failed: list[AuditFailed] = []
-    for step in steps:
+    for night, step in ((night, step) for night, steps in drawn.items() for step in steps):
         with tags(f"run:{short(published)}", f"draw:{night}", f"step:{step}"):
             try:
                 done.append(audit_step(absolute(published), step, backend, kept, night))

@@ -11,6 +11,7 @@ and nothing is an error: what cannot be kept is fetched again.
 """
 
 import os
+import re
 import secrets
 import stat
 import time
@@ -38,14 +39,16 @@ class Cache:
     @classmethod
     def of_user(cls) -> Self | None:
         """The cache that the environment names; None if it wants none. UsageError for a limit that is no number."""
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = os.environ.get(FOLDER, f"{home}/verbatim")
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = os.path.expanduser(os.environ.get(FOLDER, f"{home}/verbatim"))
         limit = os.environ.get(LIMIT_GB, "10")
         try:
             size = int(float(limit) * 1e9)
         except (ValueError, OverflowError):
             raise UsageError(f"{LIMIT_GB} is {limit!r}, not a number of gigabytes", next_step="unset it") from None
-        return cls(Path(folder).expanduser(), size) if folder and size > 0 else None
+        if folder.startswith("~"):  # a user that this machine does not know, as in some containers, has no home
+            folder = ""
+        return cls(Path(folder), size) if folder and size > 0 else None
 
     def get(self, name: str, size: int) -> bytes | None:
         """The entry, which has `size` bytes and is not verified; None if there is none."""
@@ -59,7 +62,9 @@ class Cache:
                 with suppress(OSError):
                     os.utime(file)  # it was used now
                 with os.fdopen(os.dup(file), "rb") as reader:
-                    return reader.read()
+                    data = reader.read(size)
+                if len(data) == size:  # else somebody cut it just now
+                    return data
         except OSError:  # a disk that fails
             return None
         finally:
@@ -113,8 +118,10 @@ class Cache:
 
 
 def _files(folder: Path) -> Iterator["os.DirEntry[str]"]:
-    """The files in the folders of a cache; of nothing else that somebody may have put there."""
+    """The files of a cache, which have its names; nothing else that lies in the folder may be removed."""
     with suppress(OSError):
         for inner in os.scandir(folder):
-            if len(inner.name) == 2 and inner.is_dir(follow_symlinks=False):
-                yield from (entry for entry in os.scandir(inner) if entry.is_file(follow_symlinks=False))
+            if re.fullmatch(r"[0-9a-f]{2}", inner.name) and inner.is_dir(follow_symlinks=False):
+                names = re.compile(rf"{inner.name}[0-9a-f]{{62}}(-\d+-\d+)?|{re.escape(_TEMPORARY)}[0-9a-f]{{16}}")
+                entries = (entry for entry in os.scandir(inner) if names.fullmatch(entry.name))
+                yield from (entry for entry in entries if entry.is_file(follow_symlinks=False))

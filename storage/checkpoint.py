@@ -94,7 +94,7 @@ def save(store: Store, ledger: Ledger, state: State) -> Manifest:
             next_step="verbatim doctor, then train again: it goes on from the newest checkpoint",
         )
     shapes = {name: tuple(array.shape) for name, array in tensors.items()}
-    parts = [Part(digest=_put(store, _encode(group, tensors)), tensors=group) for group in _groups(shapes)]
+    parts = [Part(digest=_put(store, _encode(group, tensors)), tensors=group) for group in parted(shapes)]
     manifest = Manifest(
         run=ledger.run_id,
         step=state.step,
@@ -130,8 +130,13 @@ def load(store: Store, ledger: Ledger, step: int, moments: Allocate = zeros) -> 
 
 def check(store: Store, ledger: Ledger, step: int) -> None:
     """Verify checkpoint `step` against the ledger without holding more than one tensor; faults as in load()."""
-    for _ in _tensors(store, load_manifest(store, ledger, step), state_shapes(ledger.header.run_spec().model)):
+    for _ in verified_tensors(store, ledger, step):
         pass
+
+
+def verified_tensors(store: Store, ledger: Ledger, step: int) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, every tensor of checkpoint `step`), verified, one at a time; faults as in load()."""
+    return _tensors(store, load_manifest(store, ledger, step), state_shapes(ledger.header.run_spec().model))
 
 
 def _tensors(
@@ -161,7 +166,7 @@ def _read_manifest(store: Store, ledger: Ledger, step: int) -> Manifest:
     if list(manifest.tensors) != list(shapes):
         odd = sorted(manifest.tensors.keys() ^ shapes.keys())
         raise _fault(step, f"{key}: tensors that the run spec and the manifest do not share: {', '.join(odd[:5])}")
-    if [part.tensors for part in manifest.parts] != _groups(shapes):
+    if [part.tensors for part in manifest.parts] != parted(shapes):
         raise _fault(step, f"{key}: its parts do not hold each tensor once, in order")
     return manifest
 
@@ -175,8 +180,8 @@ def _fault(step: int, message: str, next_step: str = "") -> CheckpointFault:
     )
 
 
-def _groups(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
-    """Names cut into parts of at most PART_BYTES, or of one tensor."""
+def parted(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+    """Names cut, in order, into parts of at most PART_BYTES, or of one tensor."""
     groups: list[list[str]] = []
     room = -1
     for name, shape in shapes.items():
@@ -189,7 +194,7 @@ def _groups(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
     return groups
 
 
-def _header(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+def safetensors_header(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     """The safetensors header: tensors in name order without gaps, no metadata, padded with spaces to eight bytes."""
     fields, end = {}, 0
     for name in names:
@@ -202,7 +207,7 @@ def _header(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> bytes:
 
 def _encode(names: list[str], tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     """A part in pieces: views of the tensors' own memory behind a header."""
-    pieces: list[bytes | memoryview] = [_header(names, {name: tuple(tensors[name].shape) for name in names})]
+    pieces: list[bytes | memoryview] = [safetensors_header(names, {name: tuple(tensors[name].shape) for name in names})]
     for name in names:
         data = memoryview(np.ascontiguousarray(tensors[name], "<f4").reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         pieces += [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
@@ -213,7 +218,7 @@ def _decode(
     store: Store, part: Part, known: Mapping[str, bytes], shapes: Shapes, step: int, moments: Allocate
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The part's tensors as arrays of their own, verified: the size and the header first, then piece by piece."""
-    key, header = object_key(part.digest), _header(part.tensors, shapes)
+    key, header = object_key(part.digest), safetensors_header(part.tensors, shapes)
     start = len(header)
     size = start + sum(4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors)
     sound(store, key, lambda copy: _check_header(copy, key, header, size, step))

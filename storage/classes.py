@@ -2,7 +2,7 @@
 
 mix      windows, held_out, manifest, index, tokenizer, made_with
 run      recipe, ledger, digests, checkpoints, segments, diagnostics, probe
-audits   draws, beacons, openings, certificates     as they lie in an auditor's records, below audits/
+audits   statements, witnesses, draws, beacons, openings, certificates     as in an auditor's records, below audits/
 made     code, lock, export, page                   made when the run is published
 """
 
@@ -28,7 +28,8 @@ _RUN = {
     "diagnostics": rf"diagnostics/{_STEP}\.json",
     "probe": rf"probe/{_STEP}\.json",
 }
-_AUDITS = {name: rf"audits/{name}/{_BELOW}" for name in ("draws", "beacons", "openings", "certificates")}
+_RECORDS = ("statements", "witnesses", "draws", "beacons", "openings", "certificates")
+_AUDITS = {name: rf"audits/{name}/{_BELOW}" for name in _RECORDS}
 _MADE = {
     "code": r"code/[0-9a-f]{64}\.tar",
     "lock": r"code/constraints\.txt",
@@ -38,6 +39,7 @@ _MADE = {
 _PATTERNS = {name: re.compile(pattern, re.ASCII) for name, pattern in (_MIX | _RUN | _AUDITS | _MADE).items()}
 CLASSES = tuple(_PATTERNS)
 RUN_CLASSES = tuple(_RUN)
+AUDIT_CLASSES = tuple(_AUDITS)
 MADE_CLASSES = tuple(_MADE)
 
 

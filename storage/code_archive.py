@@ -74,7 +74,7 @@ def unpack(data: bytes, where: str) -> dict[str, bytes]:
                 files[member.name] = content.read()
         if pack(files) != data:
             raise ValueError("it is not the one archive of its files: order, owners, times or padding differ")
-    except (tarfile.TarError, ValueError, EOFError, RecursionError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise InputFault(
             f"{where}: {error}",
             cause="the archive was made by another program, or edited",

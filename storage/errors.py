@@ -4,6 +4,8 @@
 (`storage/audit/verdict.py`), and the same codes serve wherever the same thing is found outside an audit.
 """
 
+import re
+
 
 def printable(text: str) -> str:
     """The text with everything escaped that could steer a terminal or that has no encoding; line ends stay.
@@ -11,6 +13,12 @@ def printable(text: str) -> str:
     What a stranger wrote into a run, or named a file, is repeated in messages.
     """
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_secrets(text: str) -> str:
+    """The text, of addresses in it neither a user with a password nor what follows their path."""
+    hidden = re.sub(r"://[^\s'\"]*@", "://…@", text)
+    return re.sub(r"(://[^\s'\"?#]*)[?#][^\s'\"]*", r"\1?…", hidden)
 
 
 class VerbatimError(Exception):
@@ -91,6 +99,10 @@ class CheckpointFault(InputFault):
 
 class CertificateFault(InputFault):
     """A certificate is damaged, forged, or speaks of something else."""
+
+
+class Equivocation(InputFault):
+    """The run's trainer signed two things of which only one can be true."""
 
 
 class MachineFault(VerbatimError):

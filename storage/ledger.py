@@ -82,6 +82,11 @@ def part_key(step: int) -> str:
     return f"ledger/{step:08d}.jsonl"
 
 
+def first_step(key: str) -> int:
+    """The step of the first entry of the part under that key."""
+    return int(key[7:15])
+
+
 def differing_fields(recorded: Entry, found: Entry) -> tuple[str, ...]:
     """Names of the fields in which two entries differ."""
     return tuple(name for name in Entry.model_fields if getattr(recorded, name) != getattr(found, name))
@@ -230,7 +235,7 @@ def _part_entries(store: Store, key: str) -> list[Entry]:
 
 def _check_part(key: str, steps: list[int]) -> None:
     """LedgerFault, naming what is wrong, unless a part's steps count up from the one in its name."""
-    first = int(key[7:15])
+    first = first_step(key)
     due = list(range(first, first + len(steps)))
     if steps == due:
         return

@@ -8,7 +8,7 @@ whoever asks, no store is asked what there is, and a store that hides, cuts or e
 of an object is verified by whoever reads it, through `sound`. What is used is the same whichever store it came from.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -56,6 +56,14 @@ def stores_of(store: Store) -> list[Store]:
 def bad_copies(store: Store) -> tuple[BadCopy, ...]:
     """What was found so far to be bad in one of several stores."""
     return tuple(store.bad.values()) if isinstance(store, Mirrors) else ()
+
+
+def present(store: Store) -> Iterator[tuple[str, str]]:
+    """(address, key) of all that really lies in each of the single stores, whatever a release lists."""
+    if isinstance(store, Mirrors):
+        yield from store.present()
+    else:
+        yield from ((store.uri, key) for key in store.list())
 
 
 class Mirrors:
@@ -115,6 +123,19 @@ class Mirrors:
 
     def size(self, key: str) -> int:
         return len(self._claim.release.canonical()) if key == RELEASE_KEY else self._listed(key).size
+
+    def present(self) -> Iterator[tuple[str, str]]:
+        """(address, key) of all that lies in each store. One that cannot be asked is reported, unless it is the only
+        one: then StorageError."""
+        for store in self.stores:
+            try:
+                keys = store.list()
+            except StorageError as error:
+                if len(self.stores) == 1:
+                    raise
+                self._tell(store, RELEASE_KEY, error)
+                continue
+            yield from ((store.uri, key) for key in keys)
 
     def create(self, key: str, data: Data) -> bool:
         raise _read_only(self.uri)

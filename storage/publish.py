@@ -38,8 +38,6 @@ from storage.stream import Stream
 WORKING = ("lease/", "parts/")  # of a run and of a mix: what only their making needs
 _OF_STEP = re.compile(r"(ledger|digests|diagnostics|checkpoints|probe)/(\d{8})\.jsonl?")
 
-Work = list[tuple[Store, str, str]]  # (store, key there, key in the release)
-
 
 @dataclass(frozen=True)
 class Published:
@@ -73,16 +71,18 @@ def publish(
             cause="another key folder than in training",
             next_step="publish with the key folder that the run was begun with",
         )
-    kept = _records(run, records)
+    _check_apart(target, [run_store, mix_store])
+    kept = records_of(records, run.ledger) if records else {}
     if released := _check_target(target, run):
-        _check_released(target, released, [key for _, _, key in kept])
+        _check_released(target, released, [AUDITS + key for key in kept])
         return Published(target.uri, released, 0, released.size)
-    demanded = needed(run)
-    work = [*_of_run(run, demanded), *_of_mix(run, mix_store), *kept]
+    demanded = needed(run) | {AUDITS + key: digest for key, digest in kept.items()}
+    work = [*_of_run(run, demanded), *_of_mix(run, mix_store)]
+    work += [(records, key, AUDITS + key) for key in kept if records]
     ours = made(run, {key: store.size(source) for store, source, key in work})
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
-    demanded |= ours.digests
+    demanded |= ours.store.digests
     sources = {key: Source(store, at, demanded.get(key, "")) for store, at, key in work}
     try:
         copies = copy_all(sources, target, report)
@@ -139,9 +139,15 @@ def _of_mix(run: Run, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
         yield mix_store, key, MIX + key
 
 
-def _records(run: Run, records: Store | None) -> Work:
-    keys = records_of(records, run.ledger) if records else []
-    return [(records, key, AUDITS + key) for key in keys if records]
+def _check_apart(target: Store, sources: Iterable[Store]) -> None:
+    """Refused where the copy would lie in what is copied, and then be a part of it."""
+    for source in sources:
+        if f"{target.uri}/".startswith(f"{source.uri}/"):
+            raise Refused(
+                f"{target.uri} lies in {source.uri}, which is to be published; nothing was written",
+                cause="a slip in the target's address",
+                next_step="publish to another target",
+            )
 
 
 def _foreign(store: Store, key: str) -> InputFault:

@@ -9,7 +9,6 @@ A field that is unknown is an error.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from model import schedule
 from model.spec import RunSpec
 from storage.corpus.spec import MixSpec, TrainTokenizer
-from storage.errors import UsageError
+from storage.errors import UsageError, without_secrets
 from storage.named import read_file
 from storage.provenance import PROJECT
 
@@ -132,6 +131,5 @@ def _explain(path: Path, error: ValidationError) -> str:
 
 
 def _shown(value: object) -> str:
-    """The beginning of what a recipe says there; of an address neither a password nor what follows its path."""
-    hidden = re.sub(r"://[^\s'\"]*@", "://…@", str(value))
-    return re.sub(r"(://[^\s'\"?#]*)[?#][^\s'\"]*", r"\1?…", hidden)[:80]
+    """The beginning of what a recipe says there."""
+    return without_secrets(str(value))[:80]

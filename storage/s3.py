@@ -193,7 +193,12 @@ class S3Store:
                 raise self._bucket.explained(key, refusal) from None
         size = self.size(key)
         check_range(self.uri, key, size, start, length if size else start)  # of an empty object 0 bytes can be read
-        return Piece(b"", size, "")
+        if size:
+            raise InputFault(
+                f"{self.uri}: {key} holds {size} bytes, but the server denies bytes {start} to {start + length}",
+                cause="it was replaced while it was read, or a broken server",
+            )
+        return Piece(b"", 0, "")
 
 
 def _is_key(text: str) -> bool:

@@ -70,7 +70,7 @@ def _put_in_parts(bucket: Bucket, key: str) -> None:
 
 def _remove_left_behind(bucket: Bucket, prefix: str) -> None:
     """By the server's own clock, which dates the probe that was just written."""
-    with suppress(Refusal, StorageError):
+    with suppress(Refusal, StorageError, KeyError, TypeError):  # the last two: entries without a date, or a zone
         probes = bucket.send("list_objects_v2", Prefix=f"{prefix}.probe-").get("Contents", [])
         if not probes:  # a listing that is late
             return

@@ -83,7 +83,14 @@ class Bucket:
     def send(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """One request and its answer. Raises Refusal, NoAnswer."""
         method = getattr(self.client, operation)
-        return self._patiently(lambda: method(Bucket=self.name, **arguments))
+
+        def attempt() -> dict[str, Any]:
+            answer: dict[str, Any] = method(Bucket=self.name, **arguments)
+            if not _complete(operation, answer):
+                raise _Damaged("an answer that lacks what it is for")
+            return answer
+
+        return self._patiently(attempt)
 
     def get(self, key: str, start: int, length: int) -> Piece:
         """At most `length` > 0 bytes from `start`, fewer only where the object ends. Raises Refusal, NoAnswer."""
@@ -153,6 +160,18 @@ class _Damaged(Exception):
     """An answer that is not one to what was asked."""
 
 
+_USED = {"create_multipart_upload": "UploadId", "upload_part": "ETag"}  # of an answer, beside its status
+
+
+def _complete(operation: str, answer: dict[str, Any]) -> bool:
+    """Whether the answer has what is used of it: a proxy's own page, say, is an empty listing to botocore."""
+    if operation == "list_objects_v2":
+        return "Name" in answer and all(isinstance(entry.get("Key"), str) for entry in answer.get("Contents", []))
+    if operation == "head_object":
+        return int(answer.get("ContentLength", -1)) >= 0
+    return bool(answer.get(_USED.get(operation, "ResponseMetadata")))
+
+
 def _total(answer: dict[str, Any], start: int) -> int | None:
     """How many bytes the object has; None if the answer does not begin at `start`."""
     if "ContentRange" not in answer:  # the whole object, from a server that does not know ranges
@@ -182,6 +201,8 @@ def _attempt(action: Callable[[], T]) -> T | _Failed:
         return _Failed(0, str(error), again=True)
     except exceptions.BotoCoreError as error:  # no keys, an address that is none, a broken configuration file
         return _Failed(0, type(error).__name__, again=False)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return _Failed(0, f"an answer that cannot be read: {type(error).__name__}", again=True)  # a date that is none
 
 
 _SET_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws/credentials"

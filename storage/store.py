@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 from urllib.parse import unquote, urlparse
 
-from storage.errors import InputFault, MissingObject, UsageError
+from storage.errors import InputFault, MissingObject, UsageError, without_secrets
 from storage.local import LocalStore
 from storage.objects import (
     MAX_OBJECT,
@@ -106,14 +106,16 @@ def open_store(uri: str) -> Store:
         if "\0" in unquote(uri):
             raise ValueError("a NUL character")
     except ValueError as error:
-        raise UsageError(f"{uri!r} is no address: {error}", next_step="use a folder or file:///folder") from None
+        shown = without_secrets(uri)
+        raise UsageError(f"{shown!r} is no address: {error}", next_step="use a folder or file:///folder") from None
     if parsed.scheme == "memory":
         return MemoryStore(parsed.netloc + parsed.path)
     if parsed.scheme == "file" and parsed.netloc in ("", "localhost"):
         return LocalStore(Path(unquote(parsed.path)))
     if "://" in uri or not uri:
         raise UsageError(
-            f"no store for {uri!r}", next_step="use a folder, file:///folder, s3://bucket/prefix or memory://name"
+            f"no store for {without_secrets(uri)!r}",
+            next_step="use a folder, file:///folder, s3://bucket/prefix or memory://name",
         )
     return LocalStore(Path(uri))
 

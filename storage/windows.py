@@ -2,12 +2,13 @@
 
     <base>windows/<source>/train/00000.arrow     one column "ids": FixedSizeList<uint16 or uint32>[window_tokens]
     <base>windows/<source>/train/00000.leaves    32 bytes per window, in order
-    <base>windows/<source>/train/00000.paths     beside the leaves of a large shard: what verifies 32 of them alone
+    <base>windows/<source>/train/00000.proofs    of a large shard: 32 leaves at a time, after what verifies them alone
     <base>windows/<source>/held_out/...          the same for held-out windows
 
 Any Arrow reader opens the files. Here a row is fetched by one ranged read at `rows_at + row * row bytes`, and verified
 against its leaf; the leaves against the shard's digest in the manifest, all of them or, by their path, 32 at a time: a
-shard of 16,384 windows has 512 KiB of leaves, and a step reads a few dozen windows of it.
+shard of 16,384 windows has 512 KiB of leaves, and a step reads a few dozen windows of it. Leaves and path stand
+together in one more file, since of a server a request of its own would cost a third of what it brings.
 """
 
 import io
@@ -26,7 +27,7 @@ from storage.store import Copies, Store, sound
 
 LEAF = 32  # bytes
 IN_CHUNK = CHUNK // LEAF
-PATHS_FROM = 16  # chunks of leaves in a shard; fewer are read whole
+PROOFS_FROM = 16  # chunks of leaves in a shard; fewer are read whole
 KEPT = 4096  # chunks of verified leaves that a reader keeps: 4 MiB
 PARTS = ("train", "held_out")
 
@@ -43,9 +44,16 @@ def shard_objects(prefix: str, number: int, windows: np.ndarray) -> tuple[Shard,
     data, rows_at = arrow_file(rows)
     entry = Shard(windows=len(rows), digest=digest(leaves, "shard"))
     objects = {f"{prefix}/{number:05d}.arrow": data, f"{prefix}/{number:05d}.leaves": leaves}
-    if chunks_of(len(leaves)) >= PATHS_FROM:
-        objects[f"{prefix}/{number:05d}.paths"] = paths(leaves, "shard")
+    if chunks_of(len(leaves)) >= PROOFS_FROM:
+        objects[f"{prefix}/{number:05d}.proofs"] = _proofs(leaves)
     return entry, objects, rows_at
+
+
+def _proofs(leaves: bytes) -> bytes:
+    """The path of each chunk of the leaves, and after it the chunk."""
+    count, beside = chunks_of(len(leaves)), paths(leaves, "shard")
+    way = path_size(count)
+    return b"".join(beside[i * way : (i + 1) * way] + leaves[i * CHUNK : (i + 1) * CHUNK] for i in range(count))
 
 
 def stored_shard(objects: dict[str, bytes], rows_at: int) -> dict[str, StoredFile]:
@@ -199,7 +207,7 @@ class Leaves:
         for shard, wanted in chunks.items():
             size = self._shards[shard].windows * LEAF
             way = path_size(chunks_of(size))
-            if self._key(shard, "paths") in self._manifest.files and len(wanted) * (CHUNK + way) < size:
+            if self._key(shard, "proofs") in self._manifest.files and len(wanted) * (CHUNK + way) < size:
                 runs = np.split(wanted, np.nonzero(np.diff(wanted) != 1)[0] + 1)
                 alone += [_Run(shard, int(run[0]), len(run)) for run in runs]
                 continue
@@ -210,7 +218,7 @@ class Leaves:
     def _alone(self, runs: list["_Run"]) -> dict[tuple[int, int], bytes]:
         """The chunks of these runs, verified all at once. Of several copies each may be sound in other places: where
         none is in all of them, half of the runs are tried at a time."""
-        key = self._base + self._key(runs[0].shard, "leaves")
+        key = self._base + self._key(runs[0].shard, "proofs")
         try:
             return sound(
                 self._store, key, lambda store: self._check([c for run in runs for c in self._chunks(store, run)])
@@ -222,15 +230,14 @@ class Leaves:
         return self._alone(runs[:half]) | self._alone(runs[half:])
 
     def _chunks(self, store: Store, run: "_Run") -> Iterator["_Chunk"]:
-        """Chunks with their paths, not verified; two reads."""
+        """Chunks with their paths, not verified; one read."""
         size = self._shards[run.shard].windows * LEAF
-        way, start = path_size(chunks_of(size)), run.first * CHUNK
-        length = min(run.count * CHUNK, size - start)
-        leaves = store.read_range(self._base + self._key(run.shard, "leaves"), start, length)
-        beside = store.read_range(self._base + self._key(run.shard, "paths"), run.first * way, run.count * way)
+        way = path_size(chunks_of(size))
+        length = run.count * way + min(run.count * CHUNK, size - run.first * CHUNK)
+        data = store.read_range(self._base + self._key(run.shard, "proofs"), run.first * (way + CHUNK), length)
         for i in range(run.count):
-            own, path = leaves[i * CHUNK : (i + 1) * CHUNK], beside[i * way : (i + 1) * way]
-            yield _Chunk(store.uri, run.shard, run.first + i, own, path)
+            proof = data[i * (way + CHUNK) : (i + 1) * (way + CHUNK)]
+            yield _Chunk(store.uri, run.shard, run.first + i, proof[way:], proof[:way])
 
     def _check(self, chunks: list["_Chunk"]) -> dict[tuple[int, int], bytes]:
         """The leaves of each, by shard and place."""
@@ -238,14 +245,14 @@ class Leaves:
         places = np.array([chunk.place for chunk in chunks])
         found = roots([c.leaves for c in chunks], places, counts, [c.path for c in chunks], "shard")
         for chunk, root in zip(chunks, found, strict=True):
-            entry, key = self._shards[chunk.shard], self._base + self._key(chunk.shard, "leaves")
+            entry, key = self._shards[chunk.shard], self._base + self._key(chunk.shard, "proofs")
             if root != entry.digest:
                 first, last = chunk.place * IN_CHUNK, min((chunk.place + 1) * IN_CHUNK, entry.windows) - 1
                 raise WindowFault(
                     f"{chunk.uri}: {key}: the leaves of windows {first} to {last} lead to digest {root}, "
                     f"expected {entry.digest}",
-                    cause="they, or their path beside them, were damaged or changed after the shard was prepared",
-                    next_step="fetch both files again, or prepare the mix again in an empty folder",
+                    cause="they, or their path before them, were damaged or changed after the shard was prepared",
+                    next_step="fetch this file again, or prepare the mix again in an empty folder",
                     key=key,
                 )
         return {(chunk.shard, chunk.place): chunk.leaves for chunk in chunks}

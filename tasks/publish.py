@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from storage.audit.keys import load_or_create_key
 from storage.copying import PublishProgress
 from storage.publish import publish
+from storage.release import ReleaseBody
 from storage.store import open_store
 from tasks.progress import Progress
 from tasks.references import KEYS, Published, key_name
@@ -31,10 +32,15 @@ def publish_run(run: str, mix: str, target: str, records: str = "") -> Published
     body = done.release
     create_markdown_artifact(
         f"**{body.steps} steps published and read back: {len(body.objects)} objects, {done.size / 1e6:,.0f} MB**\n\n"
-        f"- run id `{body.run}`\n- ledger head `{body.head}`\n- trajectory root `{body.trajectory_root}`\n",
+        f"- run id `{body.run}`\n- ledger head `{body.head}`\n- trajectory root `{body.trajectory_root}`\n\n"
+        f"| class | objects | bytes |\n|---|--:|--:|\n{_classes(body)}",
         key="release",
         description=f"Release at {target}",
     )
     return Published(
         uri=target, run_id=body.run, steps=body.steps, objects=len(body.objects), copied=done.copied, size=done.size
     )
+
+
+def _classes(body: ReleaseBody) -> str:
+    return "".join(f"| {name} | {group.count:,} | {group.bytes:,} |\n" for name, group in body.classes.items())

@@ -1,38 +1,44 @@
-"""Task of sampling: which steps a date's audits must replay, recorded before they start."""
+"""Task of sampling: every night settled, and which steps must be audited now, recorded before audits start."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import time
+from datetime import UTC, datetime
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from storage.audit.certificate import Beacon
-from storage.audit.draw import make_draw, read_beacon
+from storage.audit.beacon import open_source
+from storage.audit.keys import load_or_create_key
+from storage.audit.settle import Settled, settle
 from storage.ledger import Ledger
-from storage.store import Store, open_store
-from tasks.references import key_name
+from storage.store import open_store
+from tasks.references import KEYS, key_name
 
 
-@task(task_run_name="draw {count} steps for {date}", cache_policy=NO_CACHE)
-def draw_steps(store: str, date: str, count: int, records: str, beacon: str = "") -> list[int]:
-    """The draw of a date: made now, or the one recorded first. Without a beacon file, a value is drawn here."""
-    kept = open_store(records)
-    value = read_beacon(Path(beacon)) if beacon else _own_value(kept, date)
-    draw = make_draw(kept, Ledger(open_store(store)), date, value, count)
+@task(task_run_name="draw {count} steps", cache_policy=NO_CACHE)
+def draw_steps(store: str, count: int, records: str, beacon: str = "") -> dict[str, list[int]]:
+    """Date → steps: today's draw, and those of earlier statements that were still due. Waits for today's round."""
+    kept, ledger, key = open_store(records), Ledger(open_store(store)), load_or_create_key(KEYS, "trainer")
+    source = open_source(beacon, kept)
+    while (settled := settle(kept, ledger, key, source, count, datetime.now(UTC))).due:
+        time.sleep(max(1.0, (settled.due - datetime.now(UTC)).total_seconds()))
+    _show(store, settled)
+    return {date: draw.steps for date, draw in settled.draws.items()}
+
+
+def _show(store: str, settled: Settled) -> None:
+    body = settled.statement.body
+    lines = [
+        f"- {date}: steps {', '.join(map(str, draw.steps))} of {draw.body.step}; {draw.beacon.scheme} round "
+        f"{draw.beacon.round} `{draw.beacon.value}`; record `{draw.digest()}`"
+        for date, draw in settled.draws.items()
+    ]
+    lines += [f"- {date}: **still to be drawn**: {why}" for date, why in settled.undrawn.items()]
+    lines += [f"- {date}: missed" for date in settled.missed]
     create_markdown_artifact(
-        f"**Steps {', '.join(map(str, draw.steps))}** of {draw.among}\n\n"
-        f"- on the {draw.basis}; beacon `{draw.beacon.value}`\n- ledger head `{draw.head}`\n- record `{draw.digest()}`",
-        key=key_name("draw", date),
-        description=f"Draw of {date} from {store}",
+        f"**Draw of {body.date}** on head `{body.head}`\n\n" + "\n".join(lines) + "\n",
+        key=key_name("draw", body.date),
+        description=f"Draw of {body.date} from {store}",
     )
-    return draw.steps
-
-
-def _own_value(records: Store, date: str) -> Beacon:
-    """A random value of this machine's, kept under the date so that it is drawn once."""
-    key = f"beacons/{date}.json"
-    records.create(key, Beacon(scheme="file", round=1, value=os.urandom(32).hex()).canonical())
-    return Beacon.parse(records.read(key), key)

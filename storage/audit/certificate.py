@@ -27,9 +27,9 @@ PURPOSE = "certificate"
 
 
 class Beacon(Record):
-    """A public random value. Scheme "file": someone wrote it down, nobody else vouches for it."""
+    """A public random value, of a round of one of the schemes of beacon.py."""
 
-    scheme: Literal["file"]
+    scheme: Text
     round: Count
     value: Digest
 

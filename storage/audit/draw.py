@@ -1,41 +1,52 @@
 """Draws: which steps are audited on a date, decided by a public random value that nobody chose.
 
-    draws/<run>/<date>.json    run, head, beacon, steps; written once, before the audits start
+    draws/<run>/<date>.json    statement, beacon, evidence, steps; written once, before the audits start
 
-With a file beacon and without a witness, that the value was not chosen after the fact is the trainer's word, and the
-record says so.
+A draw follows from the statement of its night and from the value of the round that this names: there is nothing left
+to choose. Whether the statement came before the value is what witnesses say (statement.py).
 """
 
 from collections.abc import Iterator
-from datetime import date as calendar_date
-from pathlib import Path
+from datetime import datetime
 from typing import Literal
 
 from kernels import canonical
 from kernels.digest import digest
+from storage.audit.beacon import Value, check_value, scheme
 from storage.audit.certificate import Beacon, DrawReference
-from storage.errors import InputFault, MissingObject, Refused, UsageError
+from storage.audit.statement import Statement, StatementBody, check_date, check_night, round_is_out
+from storage.errors import InputFault, Refused
 from storage.ledger import Ledger
-from storage.named import read_file
 from storage.records import Count, Digest, Record, Text
 from storage.store import Store
 
 MAX_DRAW = 1 << 20
-MAX_BEACON = 1 << 12
+BEGINS = b'{"beacon":'  # a draw, and no other record
 
 
 class Draw(Record):
-    """One date's draw from the steps 0 … among − 1. basis: on whose word it rests."""
+    """One date's draw: the steps that follow from the statement and the beacon's value."""
 
     kind: Literal["draw"] = "draw"
-    run: Digest
-    date: Text
-    head: Digest
-    among: Count
-    count: Count
+    statement: Statement
     beacon: Beacon
-    basis: Literal["trainer's word"]
+    evidence: Text
     steps: list[Count]
+
+    @property
+    def body(self) -> StatementBody:
+        """What the trainer stated: head, date, steps to draw from."""
+        return self.statement.body
+
+    @property
+    def run(self) -> Digest:
+        """The run's id."""
+        return self.body.run
+
+    @property
+    def date(self) -> str:
+        """The night of the draw."""
+        return self.body.date
 
     def digest(self) -> str:
         """What a certificate names."""
@@ -51,62 +62,57 @@ def draw_key(run: str, date: str) -> str:
     return f"draws/{run[:16]}/{date}.json"
 
 
-def read_beacon(path: Path) -> Beacon:
-    """The file beacon: canonical JSON {"round":…,"scheme":"file","value":"64 hex digits"}, a final newline allowed."""
-    try:
-        data = read_file(path, MAX_BEACON)
-    except OSError as error:
-        raise UsageError(
-            f"the beacon file {path} cannot be read: {error.strerror}",
-            next_step='write {"round":1,"scheme":"file","value":"<64 hex digits>"} into it',
-        ) from None
-    return Beacon.parse(data.removesuffix(b"\n"), str(path))
+def make_draw(records: Store, ledger: Ledger, statement: Statement, value: Value, now: datetime) -> Draw:
+    """The draw of the statement's night: recorded now, or the one that was recorded first.
 
-
-def make_draw(records: Store, ledger: Ledger, date: str, beacon: Beacon, count: int) -> Draw:
-    """The draw of `date` ("2026-11-29"): recorded now, or the one that was recorded first.
-
-    One date has one draw of a run, whoever asks and however often; the recorded one is checked before it is returned.
-    Raises Refused where there is nothing to draw from.
+    Raises Refused for another round than the statement names, or where it is not out; InputFault for a value that is
+    not the beacon's.
     """
-    _check_date(date)
-    if count < 1:
-        raise UsageError(f"a draw of {count} steps; at least 1 is needed")
-    try:
-        return load_draw(records, ledger, date)
-    except MissingObject:
-        pass
-    if not len(ledger):
-        raise Refused("the ledger has no steps: there is nothing to draw from")
-    steps = chosen(ledger.run_id, ledger.head, date, beacon, len(ledger), min(count, len(ledger)))
-    draw = Draw(
-        run=ledger.run_id,
-        date=date,
-        head=ledger.head,
-        among=len(ledger),
-        count=len(steps),
-        beacon=beacon,
-        basis="trainer's word",
-        steps=steps,
-    )
-    records.create(draw_key(ledger.run_id, date), draw.canonical())
-    return load_draw(records, ledger, date)  # of two that raced, the first stands
+    check_night(statement, ledger)
+    body, beacon = statement.body, value.beacon
+    if (beacon.scheme, beacon.round) != (body.scheme, body.round):
+        raise Refused(
+            f"round {beacon.round} of {beacon.scheme} cannot draw for {body.date}: its statement names round "
+            f"{body.round} of {body.scheme}",
+            cause="another round's value was given: an earlier one was known when the statement was made",
+        )
+    if round_is_out(body, now) is False:
+        due = scheme(body.scheme).time(body.round)
+        raise Refused(f"round {body.round} of {body.scheme} comes out at {due}, it is {now}", cause="a wrong clock")
+    check_value(value)
+    steps = chosen(body.run, body.head, body.date, beacon, body.step, body.count)
+    draw = Draw(statement=statement, beacon=beacon, evidence=value.evidence, steps=steps)
+    records.create(draw_key(ledger.run_id, body.date), draw.canonical())
+    return load_draw(records, ledger, body.date)  # of two that raced, the first stands
 
 
 def load_draw(records: Store, ledger: Ledger, date: str, base: str = "") -> Draw:
-    """The recorded draw of a date; InputFault unless it is of this run and its steps follow from head and beacon.
+    """The recorded draw of a date, checked; MissingObject if there is none.
 
     base: the key prefix below which the records lie: "", or "audits/" in a release.
     """
-    _check_date(date)
+    check_date(date)
     key = base + draw_key(ledger.run_id, date)
-    draw = Draw.parse(records.read(key, limit=MAX_DRAW), key)
-    if draw.run != ledger.run_id or draw.date != date or draw.among > len(ledger) or not draw.count <= draw.among:
-        raise InputFault(f"{key} is a draw of {draw.date} among {draw.among} steps of run {draw.run}, not of this run")
-    if draw.head != ledger.link(draw.among):
-        raise InputFault(f"{key}: after {draw.among} steps it saw head {draw.head}, the ledger has another there")
-    if draw.steps != chosen(draw.run, draw.head, date, draw.beacon, draw.among, draw.count):
-        raise InputFault(f"{key}: its steps do not follow from head and beacon", cause="the record was edited")
+    draw = parse_draw(records.read(key, limit=MAX_DRAW), key, ledger)
+    if draw.date != date:
+        raise InputFault(f"{key} is a draw of {draw.date}", cause="the record was renamed")
+    return draw
+
+
+def parse_draw(data: bytes, where: str, ledger: Ledger) -> Draw:
+    """The draw of these bytes; InputFault unless it follows from a statement of this run and its round's value."""
+    draw = Draw.parse(data, where)
+    body, beacon = draw.body, draw.beacon
+    check_night(draw.statement, ledger)
+    if (beacon.scheme, beacon.round) != (body.scheme, body.round):
+        raise InputFault(
+            f"{where}: drawn by round {beacon.round} of {beacon.scheme}, but its statement names round {body.round} of "
+            f"{body.scheme}",
+            cause="the trainer chose the round after its value was known",
+        )
+    check_value(Value(beacon, draw.evidence))
+    if draw.steps != chosen(body.run, body.head, body.date, beacon, body.step, body.count):
+        raise InputFault(f"{where}: its steps do not follow from head and beacon", cause="the record was edited")
     return draw
 
 
@@ -129,12 +135,3 @@ def _uniform(run: str, head: str, date: str, beacon: Beacon, below: int) -> Iter
         counter += 1
         if word < limit:
             yield word % below
-
-
-def _check_date(date: str) -> None:
-    try:
-        valid = calendar_date.fromisoformat(date).isoformat() == date
-    except ValueError:
-        valid = False
-    if not valid:
-        raise UsageError(f"{date!r} is not a date", next_step="write it as 2026-11-29")

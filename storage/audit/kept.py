@@ -1,48 +1,83 @@
 """Records of audits that are published with a run: those of this run alone, each checked like a stranger's.
 
-draws/<run>/<date>.json    beacons/<date>.json    certificates/<name>.json    as in an auditor's records
+statements, witnesses and draws of <run>/, beacons/<date>.json, certificates/<name>.json    as in an auditor's records
 """
 
 import re
 from collections.abc import Iterator
 
+from storage.audit.beacon import MAX_BEACON
 from storage.audit.certificate import MAX_CERTIFICATE, Beacon, Body, Certificate, certificate_key, check_own, verify
-from storage.audit.draw import MAX_BEACON, draw_key, load_draw
-from storage.errors import CertificateFault
+from storage.audit.draw import Draw, draw_key, load_draw
+from storage.audit.statement import MAX_STATEMENT, check_night, parse_night, statement_key
+from storage.audit.witness import parse_witness, witness_key
+from storage.errors import CertificateFault, InputFault, UsageError
 from storage.ledger import Ledger
-from storage.store import Store
+from storage.store import Store, object_digest
 
 AUDITS = "audits/"  # where a release holds them
 _DATED = re.compile(r".*/([^/]+)\.json")
 
 
-def records_of(records: Store, ledger: Ledger, base: str = "") -> list[str]:
-    """Keys of the records below `base` that are of this run, its draws first.
+def records_of(records: Store, ledger: Ledger, base: str = "") -> dict[str, str]:
+    """Key and digest of each record below `base` that is of this run, its statements first.
 
     Raises InputFault or CertificateFault for one that is damaged or forged. Other runs' records are passed over: one
     folder serves every run that its owner audits.
     """
     draws = list(_draws(records, ledger, base))
-    keys = [base + draw_key(ledger.run_id, date) for date, _ in draws]
-    keys += [key for date, beacon in draws for key in _beacon(records, base, date, beacon)]
-    return keys + list(_certificates(records, ledger, base))
+    found = dict([*_nights(records, ledger, base), *_witnesses(records, ledger, base)])
+    found |= {base + draw_key(ledger.run_id, draw.date): object_digest(draw.canonical()) for draw in draws}
+    for draw in draws:
+        found |= _beacon(records, base, draw)
+    return found | dict(_certificates(records, ledger, base))
 
 
-def _draws(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, Beacon]]:
-    """(date, beacon) of every draw from this run."""
+def _nights(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
+    """Statements of this run's nights, and those that were missed."""
+    for key in records.list(base + statement_key(ledger.run_id, "").removesuffix(".json")):
+        data = records.read(key, limit=MAX_STATEMENT)
+        night = parse_night(data, key)
+        check_night(night, ledger)
+        yield _named(key, base + statement_key(ledger.run_id, night.body.date)), object_digest(data)
+
+
+def _witnesses(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
+    """What witnesses of this run's statements signed."""
+    for key in records.list(f"{base}witnesses/{ledger.run_id[:16]}/"):
+        data = records.read(key, limit=MAX_STATEMENT)
+        body = parse_witness(data, key).body
+        yield _named(key, base + witness_key(ledger.run_id, body.date, body.witness)), object_digest(data)
+
+
+def _named(key: str, due: str) -> str:
+    if key != due:
+        raise InputFault(f"{key}: it is {due}", cause="the file was renamed")
+    return key
+
+
+def _draws(records: Store, ledger: Ledger, base: str) -> Iterator[Draw]:
+    """Every draw from this run."""
     for key in records.list(base + draw_key(ledger.run_id, "").removesuffix(".json")):
-        if match := _DATED.fullmatch(key):
-            yield match[1], load_draw(records, ledger, match[1], base).beacon
+        match = _DATED.fullmatch(key)
+        if not match or key != base + draw_key(ledger.run_id, match[1]):
+            raise InputFault(f"{key} is not where a draw lies", cause="the file was renamed or moved")
+        try:
+            yield load_draw(records, ledger, match[1], base)
+        except UsageError as error:
+            raise InputFault(f"{key}: {error.message}", cause="the file was renamed") from None
 
 
-def _beacon(records: Store, base: str, date: str, drawn: Beacon) -> list[str]:
-    """The value that was kept for this date, if it is the one that was drawn from."""
-    key = f"{base}beacons/{date}.json"
-    kept = records.list(key)
-    return [key] if key in kept and Beacon.parse(records.read(key, limit=MAX_BEACON), key) == drawn else []
+def _beacon(records: Store, base: str, draw: Draw) -> dict[str, str]:
+    """The value that was kept for the draw's date, if it is the one that was drawn from."""
+    key = f"{base}beacons/{draw.date}.json"
+    if key not in records.list(key):
+        return {}
+    data = records.read(key, limit=MAX_BEACON)
+    return {key: object_digest(data)} if Beacon.parse(data, key) == draw.beacon else {}
 
 
-def _certificates(records: Store, ledger: Ledger, base: str) -> Iterator[str]:
+def _certificates(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
     bodies: list[Body] = []
     for key in records.list(f"{base}certificates/"):
         data = records.read(key, limit=MAX_CERTIFICATE)
@@ -52,5 +87,5 @@ def _certificates(records: Store, ledger: Ledger, base: str) -> Iterator[str]:
         if key != base + certificate_key(data, body):
             raise CertificateFault(f"{key}: it is {certificate_key(data, body)}", cause="the file was renamed")
         bodies.append(body)
-        yield key
+        yield key, object_digest(data)
     check_own(bodies)

@@ -4,8 +4,12 @@ from storage import checkpoint
 from storage.audit.check import check_entries
 from storage.audit.contents import check_listed, needed
 from storage.audit.kept import AUDITS, records_of
+from storage.classes import AUDIT_CLASSES
 from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
 from storage.errors import InputFault
+from storage.export import PROGRAM, exported
+from storage.mirrors import present
+from storage.page import PAGE_KEY
 from storage.release import RELEASE_KEY, ReleaseBody, check_objects, load_release
 from storage.run import Run, open_release
 from storage.store import Store, object_digest
@@ -15,15 +19,17 @@ def check_release(store: Store) -> ReleaseBody:
     """The release in `store`, every byte of it read.
 
     Chain and signature; every object as listed, nothing beside them, and everything that a replay reads listed; code
-    and lock; records of audits; what each entry says against spec and mix; every window against its leaf, every
-    checkpoint against the ledger's state roots. Raises InputFault, Divergence or Refused for the first that is wrong.
+    and lock; the export against the last checkpoint; records of audits; what each entry says against spec and mix;
+    every window against its leaf, every checkpoint against the ledger's state roots. Raises InputFault, Divergence or
+    Refused for the first that is wrong.
     """
     run = open_release(store)
     body = load_release(store, run.ledger)
     check_objects(store, body)
-    check_listed(needed(run) | {archive_key(body.code): "", LOCK_KEY: body.lock}, _digests(body))
+    check_listed(needed(run) | {archive_key(body.code): "", LOCK_KEY: body.lock, PAGE_KEY: ""}, _digests(body))
     _check_nothing_else(store, body)
-    _check_code(store, body)
+    code = _check_code(store, body)
+    _check_export(run, body, code)
     _check_records(run, body)
     check_entries(run)
     run.stream.check()
@@ -37,16 +43,16 @@ def _digests(body: ReleaseBody) -> dict[str, str]:
 
 
 def _check_nothing_else(store: Store, body: ReleaseBody) -> None:
-    for key in store.list():
+    for uri, key in present(store):
         if key != RELEASE_KEY and key not in body.objects:
             raise InputFault(
-                f"{store.uri} holds {key}, which {RELEASE_KEY} does not list",
+                f"{uri} holds {key}, which {RELEASE_KEY} does not list",
                 cause="it was put there after the release was signed, and nobody vouches for it",
                 next_step="do not use it; tell whoever keeps this copy",
             )
 
 
-def _check_code(store: Store, body: ReleaseBody) -> None:
+def _check_code(store: Store, body: ReleaseBody) -> dict[str, bytes]:
     """The archive is that of the code digest in its name, and holds the lock that lies beside it."""
     key = archive_key(body.code)
     files = unpack(store.read(key, limit=MAX_ARCHIVE), key)
@@ -61,11 +67,25 @@ def _check_code(store: Store, body: ReleaseBody) -> None:
                 cause="the publisher put other code there than the release states",
                 next_step="do not run this code; ask its publisher",
             )
+    return files
+
+
+def _check_export(run: Run, body: ReleaseBody, code: dict[str, bytes]) -> None:
+    """What plain code loads is the last checkpoint's weights, by the program that is in the archived code."""
+    demanded = {key: entry.digest for key, entry in exported(run, code.get(PROGRAM, b"")).items()}
+    listed = {key: entry.digest for key, entry in body.classes["export"].objects.items()}
+    for key in sorted(demanded.keys() | listed.keys()):
+        if (found := listed.get(key, "nothing")) != (expected := demanded.get(key, "nothing")):
+            raise InputFault(
+                f"{RELEASE_KEY} lists {found} under {key}, the last checkpoint and the code give {expected}",
+                cause="the publisher exported other weights, or ran another program, than the release holds",
+                next_step="do not load it; ask its publisher",
+            )
 
 
 def _check_records(run: Run, body: ReleaseBody) -> None:
     """The listed records of audits are those of this run."""
-    listed = {key for name in ("draws", "beacons", "openings", "certificates") for key in body.classes[name].objects}
+    listed = {key for name in AUDIT_CLASSES for key in body.classes[name].objects}
     genuine = set(records_of(run.store, run.ledger, AUDITS))
     if odd := sorted(listed ^ genuine):
         raise InputFault(

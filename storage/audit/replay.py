@@ -9,6 +9,8 @@ disk, wrong usage) are raised. No no-match leaves here that a fresh process did 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 
@@ -38,11 +40,38 @@ from storage.stream import Stream
 INITIAL = "initial"
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A replay up to the target, or to the first step that did not match; state and gradient lie on the host."""
+
+    first: int
+    last: Advanced
+    state: State
+    gradient: dict[str, np.ndarray]
+
+
+class Witness(Protocol):
+    """Looks on while a step is replayed, and changes nothing."""
+
+    def before(self, run: Run, backend: ModuleType, state: State) -> ModuleType:
+        """What to do the target step with, in place of `backend`; called before it alone, with the state on the
+        backend's device."""
+
+    def after(self, run: Run, replay: Replay) -> None:
+        """What the replay ended with."""
+
+
 def audit_step(
-    store: Store, step: int, backend: str, key: Key, draw: Draw | None = None, report: Report = lambda progress: None
+    store: Store,
+    step: int,
+    backend: str,
+    key: Key,
+    draw: Draw | None = None,
+    report: Report = lambda progress: None,
+    witness: Witness | None = None,
 ) -> Verdict:
     """Audit one step of the release in `store`. draw: the record that chose it, which the certificate then names."""
-    return confirmed(store, _find_step(store, step, backend, report, key, draw), backend, report)
+    return confirmed(store, _find_step(store, step, backend, report, key, draw, witness), backend, report)
 
 
 def audit_initial(store: Store, backend: str, key: Key, report: Report = lambda progress: None) -> Verdict:
@@ -50,20 +79,28 @@ def audit_initial(store: Store, backend: str, key: Key, report: Report = lambda 
     return confirmed(store, _find_initial(store, backend, report, key), backend, report)
 
 
-def find(store: Store, step: int | None, backend: str, report: Report) -> Verdict:
+def find(store: Store, step: int | None, backend: str, report: Report, witness: Witness | None = None) -> Verdict:
     """The verdict on one step, or on the initial state (None), that this process comes to: unsigned, unconfirmed."""
-    return _find_initial(store, backend, report) if step is None else _find_step(store, step, backend, report)
+    if step is None:
+        return _find_initial(store, backend, report)
+    return _find_step(store, step, backend, report, witness=witness)
 
 
 def _find_step(
-    store: Store, step: int, backend: str, report: Report, key: Key | None = None, draw: Draw | None = None
+    store: Store,
+    step: int,
+    backend: str,
+    report: Report,
+    key: Key | None = None,
+    draw: Draw | None = None,
+    witness: Witness | None = None,
 ) -> Verdict:
     def work(run: Run) -> Verdict:
         if not 0 <= step < len(run.ledger):
             raise Refused(f"step {step} is not in the ledger, which records steps 0 to {len(run.ledger) - 1}")
         if draw and (draw.run != run.ledger.run_id or step not in draw.steps):
             raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
-        return _audit_step(run, step, backend, key, draw, report)
+        return _audit_step(run, step, backend, key, draw, report, witness)
 
     return _judged(store, f"step {step}", backend, report, work)
 
@@ -116,19 +153,19 @@ def _open(store: Store) -> Run:
     return run
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """A replay up to the target, or to the first step that did not match."""
-
-    first: int
-    last: Advanced
-    state: State
-    gradient: dict[str, np.ndarray]
-
-
-def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw | None, report: Report) -> Verdict:
+def _audit_step(
+    run: Run,
+    step: int,
+    backend: str,
+    key: Key | None,
+    draw: Draw | None,
+    report: Report,
+    witness: Witness | None,
+) -> Verdict:
     began = now()
-    replay = _replay(run, step, backend, report)
+    replay = _replay(run, step, backend, report, witness)
+    if witness:
+        witness.after(run, replay)
     found, recorded = replay.last.entry, run.ledger[replay.last.entry.step]
     fields = differing_fields(recorded, found)
     tensors = differing_tensors(run.store, recorded, replay.last.digests) if fields else ()
@@ -145,10 +182,10 @@ def _audit_step(run: Run, step: int, backend: str, key: Key | None, draw: Draw |
     )
 
 
-def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
+def _replay(run: Run, step: int, backend_name: str, report: Report, witness: Witness | None) -> Replay:
     """Replay from the nearest checkpoint at or before `step`; stops early where an entry does not match."""
     backend = engine.load_backend(backend_name)
-    memory = plan_for(run.spec, "step", backend.device_memory())
+    memory = plan_for(run.spec, "training" if witness else "step", backend.device_memory())  # it may copy the state
     made = [k for k in checkpoint.steps(run.store) if k <= step]
     if not made:
         raise Refused(f"no checkpoint at or before step {step} was published")
@@ -163,9 +200,10 @@ def _replay(run: Run, step: int, backend_name: str, report: Report) -> _Replay:
         left = (time.monotonic() - began) / done * (step + 1 - state.step) if done else None
         report(AuditProgress("replay", state.step, done, step + 1 - first, left))
         gradient.clear()
-        last = advance(run, backend, state, take=gradient.update, memory=memory)
+        used = witness.before(run, backend, state) if witness and state.step == step else backend
+        last = advance(run, used, state, take=gradient.update, memory=memory)
         if state.step > step or last.entry != run.ledger[last.entry.step]:
-            return _Replay(first, last, state.placed(backend.to_host), gradient)
+            return Replay(first, last, state.placed(backend.to_host), gradient)
 
 
 def _detail(recorded: Entry, found: Entry, fields: tuple[str, ...], tensors: tuple[str, ...]) -> str:
@@ -177,7 +215,7 @@ def _detail(recorded: Entry, found: Entry, fields: tuple[str, ...], tensors: tup
 
 
 def _body(
-    run: Run, piece: str, outcome: Outcome, backend: str, key: Key, draw: Draw | None, began: str, replay: _Replay
+    run: Run, piece: str, outcome: Outcome, backend: str, key: Key, draw: Draw | None, began: str, replay: Replay
 ) -> Body:
     entry = replay.last.entry
     return Body(

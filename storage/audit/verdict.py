@@ -21,7 +21,7 @@ class Outcome(Enum):
         "no-match",
         10,
         "the replayed step is not what the ledger records",
-        "audit the same step on another machine; if it agrees, publish both certificates",
+        "verbatim accuse, with the same address and step, writes a dispute file that others judge on their machines",
     )
     INPUT_FAULT = (
         "input-fault",

@@ -99,7 +99,8 @@ def test_a_wrong_ledger_is_still_no_match(made: Small, auditor: Key, tmp_path: P
     assert verdict.certificate and verify(verdict.certificate, Ledger(store), "step 6").body.verdict == "no-match"
     stages = ["self-test", "ledger", "checkpoint", "replay", "replay"]
     again = ["self-test", *(f"repetition: {stage}" for stage in stages)]
-    assert [report.stage for report in reports] == stages + again
+    slow = "vectors compared"  # a busy machine is told how far the self-test is
+    assert [report.stage for report in reports if slow not in report.stage] == stages + again
     assert (reports[-1].step, reports[-1].done, reports[-1].of) == (6, 1, 2)
 
 

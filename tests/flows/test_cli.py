@@ -18,7 +18,8 @@ from storage import engine, recipe
 from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
-COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "verify", "docs", "doctor")
+COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "witness", "coverage", "next")
+COMMANDS += ("verify", "accuse", "dispute", "docs", "doctor")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -34,6 +35,7 @@ def test_help_has_an_example(name: str) -> None:
         (("audit", "somewhere", "--step", "1", "--initial"), "--step NUMBER or --initial"),
         (("audit", "somewhere", "--step", "-1"), "--step"),
         (("audit", "somewhere", "--initial", "--draw", "2026-11-29"), "the initial state is not drawn"),
+        (("verify", "somewhere", "--replay"), "--replay needs certificates"),
         (("verify", "//[x"), "'//[x' is no address"),
         (("doctor", "--backend", "gpu"), "no backend is called 'gpu'"),
         (("doctor", "--recipe", "demo", "--backend", "reference"), "counted for the backends cpu and nvidia, not"),

@@ -17,6 +17,7 @@ from tests.s3.proxy import (
     Proxy,
     Request,
     Stale,
+    When,
     completions,
     cut_answer,
     cut_request,
@@ -193,3 +194,47 @@ def test_stalls(proven: S3Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) 
     proxy.fault(stalling(10), when=gets)
     began = time.monotonic()
     assert hasty.read("k") == SHORT and time.monotonic() - began < 8 and not proxy.faults_left
+
+
+def heads(request: Request) -> bool:
+    return request.method == "HEAD"
+
+
+MALFORMED: dict[str, tuple[When, Answer]] = {
+    "HEAD with a word for a length": (heads, Answer(200, {"Content-Length": "long"}, b"")),
+    "HEAD with a negative length": (heads, Answer(200, {"Content-Length": "-5"}, b"")),
+    "no date": (gets, Answer(206, {"Last-Modified": "yesterday", "Content-Range": "bytes 0-1/2"}, b"ab")),
+    "a page for a listing": (listings, Answer(200, {"Content-Type": "text/html"}, b"<html><body/></html>")),
+    "an entry without a key": (
+        listings,
+        Answer(200, {}, b"<ListBucketResult><Name>b</Name><Contents><Size>3</Size></Contents></ListBucketResult>"),
+    ),
+    "an upload without a name": (
+        lambda request: request.method == "POST" and "uploads" in request.path,
+        Answer(200, {}, b"<InitiateMultipartUploadResult/>"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_an_answer_that_is_none(proven: S3Store, proxy: Proxy, name: str) -> None:
+    """Asked again, and where it stays so, one error."""
+    when, answer = MALFORMED[name]
+
+    def everything(key: str) -> tuple[int, bytes, bool, bool]:
+        return proven.size("first"), proven.read("first"), "first" in proven.list(), proven.create(key, LONG)
+
+    expected = everything("k")
+    proxy.fault(lambda request, forward: answer, when=when, times=2)
+    assert everything("l") == expected and not proxy.faults_left
+    proxy.fault(lambda request, forward: answer, when=when, times=99)
+    with pytest.raises(StorageError, match=r"an answer that .*, after 8 attempts"):
+        everything("m")
+
+
+def test_a_length_that_is_denied(proven: S3Store, proxy: Proxy) -> None:
+    """No zeros stand for what a server says is there and does not give."""
+    proven.create("k", SHORT)
+    proxy.fault(failing(416, "InvalidRange"), when=gets)
+    with pytest.raises(InputFault, match="k holds 50000 bytes, but the server denies bytes 0 to 4"):
+        proven.read_range("k", 0, 4)

@@ -10,11 +10,13 @@ import pytest
 from kernels.digest import root
 from storage import checkpoint, engine
 from storage.advance import advance
+from storage.audit.beacon import Value
 from storage.audit.certificate import Certificate, replay_proof, verify
 from storage.audit.confirm import Finding
 from storage.audit.draw import make_draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.replay import audit_initial, audit_step
+from storage.audit.statement import Statement, announce
 from storage.audit.verdict import AuditProgress, Outcome, Verdict
 from storage.beside import StepDigests, digests_key, load_digests
 from storage.errors import InputFault
@@ -25,6 +27,7 @@ from storage.run import Run
 from storage.store import LocalStore, MemoryStore
 from tests.storage import small
 from tests.storage.conftest import Small, flip
+from tests.storage.drawn import DATE, Known, at
 from tests.storage.test_draw import BEACON
 
 
@@ -299,7 +302,10 @@ def test_other_arithmetic_is_refused(begun: Small, auditor: Key, tmp_path: Path)
 
 
 def test_draw_stands_in_the_certificate(made: Small, auditor: Key) -> None:
-    draw = make_draw(MemoryStore(str(made.folder)), made.release().ledger, "2026-11-29", BEACON, 2)
+    records, ledger = MemoryStore(str(made.folder)), made.release().ledger
+    statement = announce(records, ledger, made.key, DATE, 2, Known(BEACON), at(DATE))
+    assert isinstance(statement, Statement)
+    draw = make_draw(records, ledger, statement, Value(BEACON, ""), at(DATE))
     verdict = audit_step(made.published, draw.steps[0], "cpu", auditor, draw)
     assert verdict.certificate
     body = verify(verdict.certificate, made.release().ledger).body

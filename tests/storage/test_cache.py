@@ -103,7 +103,7 @@ def test_it_is_bounded_and_the_longest_unused_go_first(cache: Cache) -> None:
 
 def test_what_a_killed_writer_left_is_removed(cache: Cache) -> None:
     cache.put(NAME, b"abc")
-    old, new = (cache._folder / NAME[:2] / f".tmp-{name}" for name in ("old", "new"))
+    old, new = (cache._folder / NAME[:2] / f".tmp-{name}" for name in ("0" * 16, "1" * 16))
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
@@ -221,3 +221,21 @@ def test_one_fault_is_raised_where_store_and_cache_are_bad(made: Small, tmp_path
     with pytest.raises(InputFault, match=f"{key} has digest"):
         Mirrors([store], cache).read(key)
     assert entries(tmp_path / "cache") == {}
+
+
+def test_a_strangers_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    """Somebody may name a folder of their own."""
+    own = [tmp_path / "my" / "thesis.tex", tmp_path / "ab" / "notes.txt"]
+    for path in own:
+        path.parent.mkdir()
+        path.write_bytes(bytes(LIMIT))
+    cache = Cache(tmp_path, LIMIT)
+    cache.put(NAME, b"abc")
+    assert all(path.exists() for path in own) and cache.get(NAME, 3) == b"abc"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", FOLDER, LIMIT_GB):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it answers for an unknown user
+    assert Cache.of_user() is None

@@ -13,23 +13,26 @@ from pathlib import Path
 import pytest
 
 from storage.audit.certificate import Beacon, save_certificate
-from storage.audit.draw import draw_key, make_draw
+from storage.audit.draw import Draw, draw_key
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.release import check_release
 from storage.audit.replay import audit_step
+from storage.audit.settle import settle
 from storage.classes import CLASSES, MADE_CLASSES, class_of
 from storage.code_archive import BESIDE, archive_key, code_of, pack, source_files, unpack
 from storage.errors import CertificateFault, InputFault, Refused
+from storage.ledger import Ledger
+from storage.mirrors import open_copies
 from storage.provenance import PROJECT, code_digest, lock_digest
 from storage.publish import publish
 from storage.release import RELEASE_KEY, ReleaseBody
 from storage.store import LocalStore
 from tests.storage import small
 from tests.storage.conftest import Small
+from tests.storage.drawn import BEACON, DATE, Known, at
 from tests.storage.test_publish import everything
 from tests.storage.test_release import signed
 
-DATE = "2026-11-29"
 PLAIN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -42,14 +45,18 @@ def auditor(tmp_path: Path) -> Key:
 def records(made: Small, auditor: Key) -> LocalStore:
     """An auditor's: a draw, its beacon, a certificate; and a beacon that nothing was drawn from."""
     kept, ledger = LocalStore(made.folder / "records"), made.run().ledger
-    beacon = Beacon(scheme="file", round=1, value="ab" * 32)
-    draw = make_draw(kept, ledger, DATE, beacon, 1)
-    kept.create(f"beacons/{DATE}.json", beacon.canonical())
-    kept.create("beacons/2026-11-30.json", beacon.canonical())
+    draw = drawn(kept, ledger, made.key)
+    kept.create(f"beacons/{DATE}.json", BEACON.canonical())
+    kept.create("beacons/2026-11-30.json", BEACON.canonical())
     data = audit_step(made.published, draw.steps[0], "cpu", auditor, draw).certificate
     assert data
     save_certificate(kept, data)
     return kept
+
+
+def drawn(records: LocalStore, ledger: Ledger, key: Key, beacon: Beacon = BEACON) -> Draw:
+    """A draw of one step."""
+    return settle(records, ledger, key, Known(beacon), 1, at(DATE)).draws[DATE]
 
 
 def held(body: ReleaseBody) -> dict[str, tuple[int, int]]:
@@ -82,8 +89,17 @@ def test_each_class_is_listed_with_its_objects_and_bytes(made: Small, records: L
             count, size = expected[class_of(key)]
             expected[class_of(key)] = count + 1, size + len(data)
     assert held(body) == expected
-    assert {name for name, (count, _) in expected.items() if not count} == {"openings", "export", "page"}
-    numbers = {"ledger": 13, "digests": 12, "probe": 4, "segments": 2, "draws": 1, "beacons": 1, "certificates": 1}
+    assert {name for name, (count, _) in expected.items() if not count} == {"witnesses", "openings"}
+    numbers = {
+        "ledger": 13,
+        "digests": 12,
+        "probe": 4,
+        "segments": 2,
+        "statements": 1,
+        "draws": 1,
+        "beacons": 1,
+        "certificates": 1,
+    }
     assert {name: expected[name][0] for name in numbers} == numbers
 
 
@@ -92,6 +108,17 @@ def test_an_object_beside_the_list_is_found(made: Small, key: str) -> None:
     made.published.create(key, b"planted")
     with pytest.raises(InputFault, match=f"holds {key}, which RELEASE.json does not list"):
         check_release(made.published)
+
+
+def test_an_object_beside_the_list_is_found_in_each_copy(made: Small) -> None:
+    """Reading takes what is listed from whichever copy has it; verifying looks at what each of them holds."""
+    second = LocalStore(made.folder / "second")
+    shutil.copytree(made.published.root, second.root)
+    copies = [made.published.uri, second.uri]
+    assert check_release(open_copies(copies, cached=False)).steps == 12
+    second.create("notes.txt", b"planted")
+    with pytest.raises(InputFault, match=f"{second.uri} holds notes.txt"):
+        check_release(open_copies(copies, cached=False))
 
 
 @pytest.mark.parametrize("key", ["notes.txt", "index.html", "objects/short", "digests/3.json"])
@@ -144,20 +171,23 @@ def test_records_of_other_runs_stay_out(made: Small, records: LocalStore, audito
     small.begin(other.folder, other.store, other.mix, seed=8)
     other.train()
     publish(other.store, other.mix, other.published, other.key)
-    make_draw(records, other.run().ledger, DATE, Beacon(scheme="file", round=2, value="cd" * 32), 2)
+    drawn(records, other.run().ledger, other.key, Beacon(scheme="file", round=2, value="cd" * 32))
     data = audit_step(other.published, 3, "cpu", auditor).certificate
     assert data
     save_certificate(records, data)
     theirs = publish(other.store, other.mix, LocalStore(tmp_path / "b"), other.key, records).release
     ours = publish(made.store, made.mix, LocalStore(tmp_path / "a"), made.key, records).release
-    counts = [[body.classes[name].count for name in ("draws", "beacons", "certificates")] for body in (ours, theirs)]
-    assert counts == [[1, 1, 1], [1, 0, 1]]
+    counts = [
+        [body.classes[name].count for name in ("statements", "draws", "beacons", "certificates")]
+        for body in (ours, theirs)
+    ]
+    assert counts == [[1, 1, 1, 1], [1, 1, 0, 1]]
 
 
 def test_a_forged_record_is_not_published(made: Small, records: LocalStore, auditor: Key, tmp_path: Path) -> None:
     (key,) = records.list("certificates/")
     data = records.path(key).read_bytes()
-    records.path(key).write_bytes(data.replace(b'"round":1', b'"round":2'))
+    records.path(key).write_bytes(data.replace(b'"round":7', b'"round":8'))
     with pytest.raises(CertificateFault, match="the signature is not that of key"):
         publish(made.store, made.mix, LocalStore(tmp_path / "a"), made.key, records)
     records.path(key).write_bytes(data)
@@ -169,7 +199,7 @@ def test_a_forged_record_is_not_published(made: Small, records: LocalStore, audi
 
 def test_a_release_takes_in_no_records_later(made: Small, records: LocalStore) -> None:
     before = everything(made.published)
-    with pytest.raises(Refused, match=rf"released without audits/beacons/{DATE}.json and 2 other records"):
+    with pytest.raises(Refused, match=rf"released without audits/beacons/{DATE}.json and 3 other records"):
         publish(made.store, made.mix, made.published, made.key, records)
     assert everything(made.published) == before
 
@@ -236,6 +266,14 @@ def _tar(name: str, *, kind: bytes = tarfile.REGTYPE, mtime: int = 0, form: int 
     return buffer.getvalue()
 
 
+def _resized(size: bytes) -> bytes:
+    """An archive whose member says that it has so many bytes."""
+    data = bytearray(_tar("a.py"))
+    data[124:136], data[148:156] = size, b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -245,6 +283,7 @@ def _tar(name: str, *, kind: bytes = tarfile.REGTYPE, mtime: int = 0, form: int 
         _tar("é.py", form=tarfile.PAX_FORMAT),
         _tar("a.py")[:700],
         _tar("a.py") + bytes(512),
+        _resized(b"\x80" + b"\xff" * 11),
         b"not a tar",
         b"",
     ],
@@ -265,4 +304,12 @@ def test_a_certificate_under_another_name(made: Small, records: LocalStore) -> N
     (key,) = records.list("certificates/")
     records.path(key).rename(records.path("certificates/step-1-other.json"))
     with pytest.raises(CertificateFault, match="the file was renamed"):
+        publish(made.store, made.mix, LocalStore(made.folder / "target"), made.key, records)
+
+
+@pytest.mark.parametrize("name", ["evil", "2026-99-99", f"below/{DATE}"])
+def test_a_draw_that_is_not_named_by_its_date_is_a_fault(made: Small, records: LocalStore, name: str) -> None:
+    key = draw_key(made.run().ledger.run_id, DATE)
+    records.create(key.replace(DATE, name), records.read(key))
+    with pytest.raises(InputFault, match=name):
         publish(made.store, made.mix, LocalStore(made.folder / "target"), made.key, records)

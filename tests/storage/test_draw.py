@@ -1,4 +1,4 @@
-"""Draws: fair, bound to head and beacon, one for each date."""
+"""Draws: fair, bound to the statement and to its round's value, one for each date."""
 
 import multiprocessing
 from collections import Counter
@@ -7,46 +7,51 @@ from pathlib import Path
 import pytest
 
 from kernels import canonical
+from storage.audit.beacon import Value, read_beacon
 from storage.audit.certificate import Beacon
-from storage.audit.draw import chosen, draw_key, load_draw, make_draw, read_beacon
-from storage.errors import InputFault, Refused, UsageError
-from storage.store import LocalStore, MemoryStore
-from tests.storage import small
-from tests.storage.conftest import Small
+from storage.audit.draw import chosen, draw_key, load_draw, make_draw
+from storage.audit.statement import announce, load_night, statement_key
+from storage.errors import InputFault, MissingObject, Refused, UsageError
+from tests.storage.drawn import BEACON, DATE, Book, Known, at
 
-BEACON = Beacon(scheme="file", round=7, value="ab" * 32)
+OTHER = Beacon(scheme="file", round=7, value="cd" * 32)
 
 
-def test_recorded_once_for_a_date(made: Small, tmp_path: Path) -> None:
-    ledger, records = made.run().ledger, MemoryStore(str(tmp_path))
-    draw = make_draw(records, ledger, "2026-11-29", BEACON, 3)
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path)
+
+
+def test_recorded_once_for_a_date(book: Book) -> None:
+    ledger, draw = book.ledger, book.draw(count=3)
     assert len(set(draw.steps)) == 3 and draw.steps == sorted(draw.steps) and set(draw.steps) <= set(range(12))
-    assert (draw.run, draw.head, draw.basis) == (ledger.run_id, ledger.head, "trainer's word")
-    assert make_draw(records, ledger, "2026-11-29", BEACON, 5) == draw
-    other = Beacon(scheme="file", round=8, value="cd" * 32)
-    assert make_draw(records, ledger, "2026-11-29", other, 3) == draw
-    assert make_draw(records, ledger, "2026-11-30", BEACON, 3) != draw
-    assert records.list() == [draw_key(ledger.run_id, day) for day in ("2026-11-29", "2026-11-30")]
+    assert (draw.run, draw.body.head, draw.body.step, draw.date) == (ledger.run_id, ledger.head, 12, DATE)
+    assert book.draw(count=5) == draw == book.draw(count=3, beacon=OTHER)
+    assert book.draw("2026-11-30", 3) != draw
+    assert book.records.list("draws/") == [draw_key(ledger.run_id, day) for day in (DATE, "2026-11-30")]
 
 
-def test_two_runs_share_a_folder_of_records(made: Small, tmp_path: Path) -> None:
-    other, records = Small(tmp_path / "other"), MemoryStore(str(tmp_path))
-    run, _ = small.begin(other.folder, other.store, other.mix, seed=8)
-    other.train(until=6)
-    draws = [make_draw(records, ledger, "2026-11-29", BEACON, 2) for ledger in (made.run().ledger, other.run().ledger)]
-    assert [draw.run for draw in draws] == [made.run().ledger.run_id, run.ledger.run_id]
+def test_two_runs_share_a_folder_of_records(book: Book, tmp_path: Path) -> None:
+    other = Book(tmp_path, 6, "another run")
+    draws = [one.draw() for one in (book, other)]
+    assert [draw.run for draw in draws] == [book.ledger.run_id, other.ledger.run_id]
+    assert len(book.records.list("draws/")) == 2
 
 
-def test_a_longer_run_still_knows_its_old_draws(begun: Small, tmp_path: Path) -> None:
-    begun.train(until=6)
-    records = MemoryStore(str(tmp_path))
-    draw = make_draw(records, begun.run().ledger, "2026-11-29", BEACON, 2)
-    begun.train()
-    assert load_draw(records, begun.run().ledger, "2026-11-29") == draw and draw.among == 6
+def test_a_longer_run_still_knows_its_old_draws(tmp_path: Path) -> None:
+    book = Book(tmp_path, 6)
+    draw = book.draw()
+    book.go_on(12)
+    assert load_draw(book.records, book.ledger, DATE) == draw and draw.body.step == 6
 
 
-def test_all_steps_where_more_are_asked_for(made: Small, tmp_path: Path) -> None:
-    assert make_draw(MemoryStore(str(tmp_path)), made.run().ledger, "2026-11-29", BEACON, 99).steps == list(range(12))
+def test_all_steps_where_more_are_asked_for(book: Book) -> None:
+    assert book.draw(count=99).steps == list(range(12))
+
+
+def test_how_many_steps_are_drawn_is_stated_before_the_value_is_known(book: Book) -> None:
+    book.state(count=3)
+    assert len(book.draw(count=1).steps) == 3
 
 
 def test_every_step_is_equally_likely() -> None:
@@ -72,30 +77,45 @@ def test_steps_depend_on_everything() -> None:
     assert len({steps(), steps(run="2" * 64), steps(head="2" * 64), steps(date="2026-11-30"), steps(beacon=other)}) == 5
 
 
-@pytest.mark.parametrize("edit", ["steps", "head", "among", "count", "date", "run", "beacon"])
-def test_edited_record(made: Small, tmp_path: Path, edit: str) -> None:
-    ledger, records = made.run().ledger, LocalStore(tmp_path / "records")
-    make_draw(records, ledger, "2026-11-29", BEACON, 3)
-    path = records.path(draw_key(ledger.run_id, "2026-11-29"))
+@pytest.mark.parametrize("edit", ["steps", "beacon", "evidence", "head", "step", "count", "date", "run", "round"])
+def test_edited_record(book: Book, edit: str) -> None:
+    draw = book.draw(count=3)
+    values = (Beacon(scheme="file", round=7, value=f"{number:064x}") for number in range(9))
+    other = next(v for v in values if chosen(draw.run, book.ledger.head, DATE, v, 12, 3) != draw.steps)
+    path = book.records.path(draw_key(book.ledger.run_id, DATE))
     document = canonical.loads(path.read_bytes())
-    values = {"steps": [0, 1, 2], "head": "0" * 64, "among": 11, "count": 2, "date": "2026-11-28", "run": "0" * 64}
-    document[edit] = values.get(edit) or {"round": 7, "scheme": "file", "value": "cd" * 32}
+    bodies = {"head": "0" * 64, "step": 11, "count": 2, "date": "2026-11-28", "run": "0" * 64, "round": 8}
+    if edit in bodies:
+        document["statement"]["body"][edit] = bodies[edit]
+    else:
+        document[edit] = {"steps": [11, 11, 11], "beacon": other.document(), "evidence": "00"}[edit]
     path.write_bytes(canonical.dumps(document))
     with pytest.raises(InputFault):
-        load_draw(records, ledger, "2026-11-29")
+        load_draw(book.records, book.ledger, DATE)
     with pytest.raises(InputFault):
-        make_draw(records, ledger, "2026-11-29", BEACON, 3)
+        book.draw(count=3)
 
 
-def _draw(made: Small, records: Path, number: int, answers: "multiprocessing.Queue[str]") -> None:
-    beacon = Beacon(scheme="file", round=number, value="ab" * 32)
-    answers.put(make_draw(LocalStore(records), made.run().ledger, "2026-11-29", beacon, 3).digest())
+def test_another_round_than_stated_cannot_draw(book: Book) -> None:
+    statement = book.state()
+    for number in (6, 8):
+        other = Value(Beacon(scheme="file", round=number, value="ab" * 32), "")
+        with pytest.raises(
+            Refused, match=f"round {number} of file cannot draw for {DATE}: its statement names round 7"
+        ):
+            make_draw(book.records, book.ledger, statement, other, at(DATE))
+    with pytest.raises(MissingObject):
+        load_draw(book.records, book.ledger, DATE)
 
 
-def test_the_same_night_twice_at_once_is_one_draw(made: Small, tmp_path: Path) -> None:
+def _draw(book: Book, number: int, answers: "multiprocessing.Queue[str]") -> None:
+    answers.put(book.draw(count=3, beacon=Beacon(scheme="file", round=7, value=f"{number:064x}")).digest())
+
+
+def test_the_same_night_twice_at_once_is_one_draw(book: Book) -> None:
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    children = [context.Process(target=_draw, args=(made, tmp_path / "r", number, answers)) for number in range(3)]
+    children = [context.Process(target=_draw, args=(book, number, answers)) for number in range(3)]
     for child in children:
         child.start()
     assert len({answers.get(timeout=30) for _ in children}) == 1
@@ -103,15 +123,32 @@ def test_the_same_night_twice_at_once_is_one_draw(made: Small, tmp_path: Path) -
         child.join()
 
 
-def test_nothing_to_draw_from(begun: Small, tmp_path: Path) -> None:
-    with pytest.raises(Refused):
-        make_draw(MemoryStore(str(tmp_path)), begun.run().ledger, "2026-11-29", BEACON, 1)
+def test_nothing_to_draw_from(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no steps"):
+        Book(tmp_path, 0).state()
 
 
-@pytest.mark.parametrize(("date", "count"), [("2026-11-29", 0), ("29.11.2026", 1), ("2026-13-01", 1), ("../x", 1)])
-def test_wrong_usage(made: Small, tmp_path: Path, date: str, count: int) -> None:
+def test_only_the_trainer_states_a_night(book: Book) -> None:
+    other = book.key("other")
+    with pytest.raises(Refused, match=f"key {other.public} is not the run's trainer {book.trainer.public}"):
+        announce(book.records, book.ledger, other, DATE, 1, Known(), at(DATE))
+    assert not book.records.list()
+
+
+@pytest.mark.parametrize(("date", "count"), [(DATE, 0), ("29.11.2026", 1), ("2026-13-01", 1), ("../x", 1)])
+def test_wrong_usage(book: Book, date: str, count: int) -> None:
     with pytest.raises(UsageError):
-        make_draw(MemoryStore(str(tmp_path)), made.run().ledger, date, BEACON, count)
+        announce(book.records, book.ledger, book.trainer, date, count, Known(), at(DATE))
+
+
+def test_a_statement_with_a_flipped_bit_is_refused(book: Book) -> None:
+    book.state()
+    path = book.records.path(statement_key(book.ledger.run_id, DATE))
+    data = path.read_bytes()
+    for position in range(len(data)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
+        with pytest.raises(InputFault):
+            load_night(book.records, book.ledger, DATE)
 
 
 def test_beacon_file(tmp_path: Path) -> None:
@@ -120,6 +157,7 @@ def test_beacon_file(tmp_path: Path) -> None:
         read_beacon(path)
     path.write_bytes(BEACON.canonical() + b"\n")
     assert read_beacon(path) == BEACON
-    path.write_bytes(b"{}")
-    with pytest.raises(InputFault):
-        read_beacon(path)
+    for data in (b"{}", Beacon(scheme="quicknet", round=1000, value="ab" * 32).canonical()):
+        path.write_bytes(data)
+        with pytest.raises(InputFault):
+            read_beacon(path)

@@ -14,8 +14,9 @@ from tests.storage.counting import Counting
 
 SHARD = 700  # windows: 22 chunks of leaves, the last of 28
 ROWS = np.array([699, 3, 40, 41, 690, 3, 33])  # of chunks 0, 1 and 21
-LEAVES, PATHS = "windows/rows/train/00000.leaves", "windows/rows/train/00000.paths"
+LEAVES, PROOFS = "windows/rows/train/00000.leaves", "windows/rows/train/00000.proofs"
 WAY = 5 * 32
+PROOF = WAY + 1024
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,8 @@ def test_only_the_leaves_wanted_are_read_and_once(mix: tuple[MemoryStore, Manife
     some, whole = reader(manifest, counting), reader(manifest, store).read(np.arange(SHARD))
     for _ in range(2):
         assert np.array_equal(some.read(ROWS), whole[ROWS])
-        assert (
-            not counting.whole and counting.ranges[LEAVES] == 2 * 1024 + 28 * 32 and counting.ranges[PATHS] == 3 * WAY
-        )
+        assert not counting.whole and LEAVES not in counting.ranges
+        assert counting.ranges[PROOFS] == 2 * PROOF + WAY + 28 * 32
     assert some.leaves(ROWS) == [store.read(LEAVES)[32 * row : 32 * row + 32] for row in ROWS]
 
 
@@ -59,21 +59,21 @@ def test_most_of_a_shard_is_read_whole(mix: tuple[MemoryStore, Manifest]) -> Non
     assert counting.whole == {LEAVES: SHARD * 32} and not counting.ranges
 
 
-def test_a_mix_without_paths_reads_the_same(mix: tuple[MemoryStore, Manifest]) -> None:
+def test_a_mix_without_proofs_reads_the_same(mix: tuple[MemoryStore, Manifest]) -> None:
     store, manifest = mix
-    files = {key: file for key, file in manifest.files.items() if not key.endswith(".paths")}
+    files = {key: file for key, file in manifest.files.items() if not key.endswith(".proofs")}
     counting = Counting(store)
     older = reader(manifest.model_copy(update={"files": files}), counting)
     assert np.array_equal(older.read(ROWS), reader(manifest, store).read(ROWS))
-    assert counting.whole == {LEAVES: SHARD * 32} and PATHS not in counting.ranges
+    assert counting.whole == {LEAVES: SHARD * 32} and PROOFS not in counting.ranges
 
 
 @pytest.mark.parametrize(
     ("key", "at", "said"),
     [
-        (LEAVES, 32 * 50, r"00000\.leaves: the leaves of windows 32 to 63 lead to digest"),
-        (LEAVES, 32 * 699 + 31, "the leaves of windows 672 to 699 lead to"),
-        (PATHS, 1 * WAY + 40, "windows 32 to 63"),
+        (PROOFS, PROOF + WAY + 32 * 18, r"00000\.proofs: the leaves of windows 32 to 63 lead to digest"),
+        (PROOFS, 21 * PROOF + WAY + 28 * 32 - 1, "the leaves of windows 672 to 699 lead to"),
+        (PROOFS, 1 * PROOF + 40, "windows 32 to 63"),
     ],
 )
 def test_a_flipped_bit_is_found_and_spares_the_others(
@@ -91,7 +91,7 @@ def test_an_exchanged_leaf_and_window_are_found(mix: tuple[MemoryStore, Manifest
     """Both fit each other, so only the path tells."""
     store, manifest = mix
     copy = flipped(store, "", 0)
-    for key, start, size in ((LEAVES, 0, 32), ("windows/rows/train/00000.arrow", manifest_rows(manifest), 8)):
+    for key, start, size in ((PROOFS, WAY, 32), ("windows/rows/train/00000.arrow", manifest_rows(manifest), 8)):
         data = bytearray(copy.read(key))
         two = bytes(data[start : start + 2 * size])
         data[start : start + 2 * size] = two[size:] + two[:size]

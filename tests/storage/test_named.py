@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage import recipe as recipes
-from storage.audit.draw import read_beacon
+from storage.audit.beacon import read_beacon
 from storage.corpus.fetch import read_pinned
 from storage.corpus.spec import LocalFile, Text
 from storage.errors import StorageError, UsageError

@@ -9,7 +9,7 @@ import pytest
 
 from storage.audit.keys import load_or_create_key
 from storage.audit.release import check_release
-from storage.copying import PublishProgress
+from storage.copying import PublishProgress, copy_all
 from storage.errors import CheckpointFault, InputFault, LedgerFault, Refused
 from storage.ledger import part_key
 from storage.objects import Data, pieces
@@ -151,3 +151,30 @@ def test_a_damaged_mix_is_not_published(made: Small, tmp_path: Path, key: str) -
     with pytest.raises(InputFault, match=f"mix/{key} has digest .*, run and mix demand"):
         publish(made.store, made.mix, target, made.key)
     assert not {RELEASE_KEY, f"mix/{key}"} & set(target.list())
+
+
+@pytest.mark.parametrize("where", ["run", "run/published", "mix", "mix/published"])
+def test_a_target_within_what_is_published_is_refused(made: Small, where: str) -> None:
+    before = everything(made.store), everything(made.mix)
+    with pytest.raises(Refused, match="which is to be published; nothing was written"):
+        publish(made.store, made.mix, LocalStore(made.folder / where), made.key)
+    assert (everything(made.store), everything(made.mix)) == before
+
+
+@pytest.mark.parametrize(
+    "key", ["ledger/00000003.jsonl", "checkpoints/00000005.json", "digests/00000003.json", "mix/manifest.json"]
+)
+def test_what_changes_after_it_was_read_is_not_published(
+    made: Small, tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made.mix.path(key[4:]) if key.startswith("mix/") else made.store.path(key)
+
+    def damaged_just_before(*arguments: Any) -> Any:
+        flip(path, -10)
+        return copy_all(*arguments)
+
+    monkeypatch.setattr("storage.publish.copy_all", damaged_just_before)
+    target = LocalStore(tmp_path / "target")
+    with pytest.raises(InputFault, match=f"{key} has digest .*, run and mix demand"):
+        publish(made.store, made.mix, target, made.key)
+    assert not {RELEASE_KEY, key} & set(target.list())

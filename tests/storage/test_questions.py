@@ -160,7 +160,7 @@ def test_one_window_takes_of_the_index_what_is_of_its_shard(tmp_path: Path) -> N
     assert shown.row // 512 == 1 and len(stream.manifest.mix.sources[0].train.shards) == 22
     shard, index = "windows/usual/train/00001", index_key("usual", "train", 1)
     assert set(counted.whole) == {"manifest.json", "tokenizer.json", index}
-    assert counted.ranges == {f"{shard}.arrow": 2 * WIDTH, f"{shard}.leaves": 32 * 32, f"{shard}.paths": 4 * 32}
+    assert counted.ranges == {f"{shard}.arrow": 2 * WIDTH, f"{shard}.proofs": 32 * 32 + 4 * 32}
     documents = len(pq.read_table(pa.BufferReader(store.read(index))))
     assert counted.whole[index] < 1000 + 10 * documents
     assert 20 * counted.whole[index] < sum(store.size(key) for key in store.list("docs/usual/train/"))

@@ -260,3 +260,13 @@ def test_no_permission_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StorageError, match="Permission denied; nothing half-written"):
         LocalStore(tmp_path).create("a", b"x")
     _nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://user:canary@host/run", "S3://key:canary@bucket/run", "ftp://[canary@x", "gs://b/run?key=canary"],
+)
+def test_a_password_in_an_address_is_not_repeated(address: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_store(address)
+    assert "canary" not in str(caught.value)

@@ -1,0 +1,161 @@
+"""`verbatim coverage` and `next`: what the records of a run's audits amount to, and what a key should audit next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from storage.audit.collect import BASES, Evidence, collect
+from storage.audit.coverage import detection, first_for, proven
+from storage.audit.keys import load_or_create_key
+from storage.audit.named import Named, load_named
+from storage.audit.statement import round_is_out
+from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened, parts
+from storage.errors import Divergence, InputFault
+from storage.ledger import Entry, Ledger
+from storage.store import Store, open_store
+
+COUNTS_AGAINST = ("two histories", "two statements", "called missed", "dropped", "redrawn")
+EXAMPLES = (1, 10, 100, 1000)  # numbers of bad steps whose chance of being found is told
+SHOWN = 40  # rows that a person is shown
+
+
+def _collected(store: str, records: list[str], named: Path | None) -> tuple[Store, Ledger, Evidence, Named]:
+    release = open_store(store)
+    ledger = Ledger(release)
+    evidence = collect([release, *map(open_store, records)], ledger)
+    return release, ledger, evidence, load_named(named) if named else {}
+
+
+def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]:
+    """States of all drawn steps, what counts against the run, coverage by step, what is proven: plain values."""
+    release, ledger, evidence, names = _collected(store, records, named)
+    now, steps = datetime.now(UTC), len(ledger)
+    rows = drawn_steps(evidence, ledger, names, opened(release), now)
+    audited = Audited.of(evidence.certificates, names, steps)
+    levels = [audited.level(step) for step in range(steps)]
+    found = proven(rows, steps)
+    chances = {str(bad): detection(found.audited, steps, bad) for bad in EXAMPLES if bad <= steps} if steps else {}
+    against = findings(evidence, names, now)
+    return {
+        "run": ledger.run_id,
+        "steps": steps,
+        "drawn": [asdict(row) for row in rows],
+        "waiting": sorted(s.body.date for s in evidence.statements if round_is_out(s.body, now) is False),
+        "states": dict(Counter(row.state for row in rows)),
+        "findings": [asdict(finding) for finding in against],
+        "copied": copies(evidence.certificates),
+        "faulty": evidence.faulty,
+        "named": sorted(set(names.values())),
+        "certificates": len(evidence.certificates),
+        "unlisted": sum(body.auditor not in names for body in evidence.certificates),
+        "levels": levels,
+        "proven": asdict(found) | {"chances": chances},
+        "exit_code": _exit_code(levels, [finding.kind for finding in against]),
+    }
+
+
+def _exit_code(levels: list[str], kinds: list[str]) -> int:
+    if set(kinds) & set(COUNTS_AGAINST):
+        return InputFault.exit_code
+    return Divergence.exit_code if "disputed" in levels else 0
+
+
+def report_lines(found: dict[str, Any]) -> Iterator[str]:
+    """The same for a person."""
+    yield f"run {found['run']}: {found['steps']} steps, {len(found['drawn'])} draws of a step"
+    for finding in found["findings"]:
+        yield f"against the run: {finding['date'] or 'at any date'}: {finding['kind']}: {finding['says']}"
+    for date in found["waiting"]:
+        yield f"stated: {date}: its round is still to come"
+    yield from _table(found["drawn"])
+    for state, number in found["states"].items():
+        yield f"{number} {state}: {STATES[state]}"
+    whose = f"{found['certificates']} certificates, {found['unlisted']} of them by keys without a name"
+    yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
+    yield from (f"copied: {said}" for said in found["copied"])
+    yield from (f"not counted: {where}: {why}" for where, why in found["faulty"].items())
+    levels = Counter(found["levels"])
+    reached = f"{levels['confirmed']} confirmed, {levels['attested']} attested, {levels['disputed']} disputed"
+    yield f"all steps, drawn or not: {reached}, of {found['steps']}"
+    yield from _proven(found["proven"])
+
+
+def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    if rows:
+        yield f"{'date':10}  {'step':>6}  {'state':10}  {'by':24}  drawn on"
+    for row in rows[-SHOWN:]:
+        by = ", ".join([*row["names"], *row["parts"], *_unlisted(row)]) or "nobody"
+        yield f"{row['date']:10}  {row['step']:6}  {row['state']:10}  {by:24}  {row['basis']}"
+    if (more := len(rows) - SHOWN) > 0:
+        yield f"and {more} earlier ones: --json lists them all"
+
+
+def _unlisted(row: dict[str, Any]) -> list[str]:
+    return [f"{row['unlisted']} unlisted"] if row["unlisted"] else []
+
+
+def _proven(found: dict[str, Any]) -> Iterator[str]:
+    if found["smallest"] is None:
+        yield "no drawn step was audited by a named key: nothing is proven of the others"
+        return
+    chances = ", ".join(f"{bad} with {chance:.1%}" for bad, chance in found["chances"].items())
+    yield f"{found['audited']} of {found['steps']} steps were drawn and audited; so many bad ones would show: {chances}"
+    if found["on_word"]:
+        yield f"{found['on_word']} of them were drawn on the trainer's word: no key that you count saw the statement"
+    yield f"the smallest number of bad steps that would have been found with 95 %: {found['smallest']}"
+
+
+def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> dict[str, Any]:
+    """What this machine's auditor should take: {key, of, step, date, state, unit}; step None: nothing is left.
+
+    of: how many drawn steps are open to the key. unit: of a step that was opened, one that nobody audited, else None.
+    """
+    release, ledger, evidence, names = _collected(store, records, named)
+    key, bodies = load_or_create_key(keys, "auditor").public, evidence.certificates
+    own = {body.step for body in bodies if body.auditor == key and isinstance(body.reproduced, Entry)}
+    open_to = [
+        row
+        for row in drawn_steps(evidence, ledger, names, opened(release), datetime.now(UTC))
+        if row.state != "confirmed" and row.step not in own
+    ]
+    row = _choose(open_to, key, ledger.run_id)
+    if row is None:
+        return {"key": key, "of": 0, "step": None}
+    unit = _unit(release, ledger, row.step, key, parts(bodies).get(row.step, set()))
+    return {"key": key, "of": len(open_to), "step": row.step, "date": row.date, "state": row.state, "unit": unit}
+
+
+def _unit(release: Store, ledger: Ledger, step: int, key: str, done: set[str]) -> int | None:
+    """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
+    if not any(release.list(f"{base}openings/{step:08d}.json") for base in BASES):
+        return None
+    units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
+    left = [unit for unit in range(units) if f"unit {unit}" not in done]
+    return first_for(key, f"{ledger.run_id} step {step}", left) if left else None
+
+
+def _choose(rows: list[DrawnStep], key: str, run: str) -> DrawnStep | None:
+    """Steps that nobody answered come before those that keys without a name did, and these before attested ones."""
+    if not rows:
+        return None
+    worth = {row.step: (row.state in ("attested", "disputed"), row.unlisted > 0) for row in rows}
+    wanted = [step for step, value in worth.items() if value == min(worth.values())]
+    step = first_for(key, run, wanted)
+    return next(row for row in rows if row.step == step)
+
+
+def next_lines(found: dict[str, Any], store: str) -> Iterator[str]:
+    """The same for a person."""
+    if found["step"] is None:
+        yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
+        return
+    yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: one of {found['of']} open to this key"
+    command = f"verbatim audit {store} --draw {found['date']} --step {found['step']}"
+    yield f"next: {command}"
+    if found["unit"] is not None:
+        yield f"or one unit of it, in a fraction of the time: {command} --unit {found['unit']}"

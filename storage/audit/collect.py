@@ -1,0 +1,113 @@
+"""Collecting what is said about a run's audits: every record of it in any number of stores, each one checked.
+
+Stores are an auditor's, a witness's, the trainer's, or a release, which may hold records under audits/. A record that
+does not check out is told and counts for nothing; one that contradicts the ledger with the trainer's signature is
+a finding against the run (states.py).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from storage.audit.beacon import Value, prepare
+from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, verify
+from storage.audit.draw import MAX_DRAW, Draw, parse_draw
+from storage.audit.statement import MAX_STATEMENT, Missed, Statement, check_night, parse_night
+from storage.audit.witness import Witness, parse_witness
+from storage.errors import CertificateFault, Equivocation, InputFault
+from storage.ledger import Ledger
+from storage.store import Store
+
+BASES = ("", "audits/")  # where records lie: in a store of their own, in a release
+
+
+@dataclass
+class Evidence:
+    """Records of one run, each once. faulty: "store: key" → what is wrong; against: proofs of two histories."""
+
+    statements: list[Statement] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
+    witnesses: list[Witness] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    certificates: list[Body] = field(default_factory=list)
+    faulty: dict[str, str] = field(default_factory=dict)
+    against: list[str] = field(default_factory=list)
+
+
+def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
+    """Everything that the stores hold about this run."""
+    collector = _Collector(ledger)
+    for store in stores:
+        for base in BASES:
+            collector.read(store, base)
+    collector.take_draws()
+    return collector.found
+
+
+class _Collector:
+    def __init__(self, ledger: Ledger) -> None:
+        self.found = Evidence()
+        self._ledger, self._seen = ledger, set[bytes]()
+        self._draws: dict[str, tuple[Draw, bytes]] = {}
+
+    def read(self, store: Store, base: str) -> None:
+        """Take every record below `base`; a record that was seen before is passed over, a draw is put by."""
+        run = self._ledger.run_id[:16]
+        for folder, limit, take in (
+            (f"statements/{run}/", MAX_STATEMENT, self._night),
+            (f"witnesses/{run}/", MAX_STATEMENT, self._witness),
+            (f"draws/{run}/", MAX_DRAW, self._put_by),
+            ("certificates/", MAX_CERTIFICATE, self._certificate),
+        ):
+            for key in store.list(base + folder):
+                where = f"{store.uri}: {key}"
+                with self._told(where):
+                    data = store.read(key, limit=limit)
+                    if self._is_new(data):
+                        take(data, where)
+
+    def take_draws(self) -> None:
+        """Check the draws that were read, their beacons' values together."""
+        prepare([Value(draw.beacon, draw.evidence) for draw, _ in self._draws.values()])
+        for where, (_, data) in self._draws.items():
+            with self._told(where):
+                self._draw(data, where)
+
+    @contextmanager
+    def _told(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except Equivocation as error:
+            self.found.against.append(error.message)
+        except InputFault as error:
+            self.found.faulty[where] = error.message
+
+    def _is_new(self, data: bytes) -> bool:
+        new = data not in self._seen
+        self._seen.add(data)
+        return new
+
+    def _night(self, data: bytes, where: str) -> None:
+        night = parse_night(data, where)
+        check_night(night, self._ledger)
+        if isinstance(night, Statement):
+            self.found.statements.append(night)
+        else:
+            self.found.missed.append(night)
+
+    def _witness(self, data: bytes, where: str) -> None:
+        self.found.witnesses.append(parse_witness(data, where))
+
+    def _put_by(self, data: bytes, where: str) -> None:
+        self._draws[where] = Draw.parse(data, where), data
+
+    def _draw(self, data: bytes, where: str) -> None:
+        draw = parse_draw(data, where, self._ledger)
+        self.found.draws.append(draw)
+        if self._is_new(draw.statement.canonical()):
+            self.found.statements.append(draw.statement)
+
+    def _certificate(self, data: bytes, where: str) -> None:
+        # One folder serves every run that its owner audits.
+        if Certificate.parse(data, where, CertificateFault).body.run == self._ledger.run_id:
+            self.found.certificates.append(verify(data, self._ledger).body)

@@ -1,0 +1,258 @@
+"""What the records of a run amount to, for a reader who names the keys that he counts.
+
+Every drawn step has one of STATES. Every night was stated, drawn or missed. What counts against the run is a Finding;
+PROOFS are those that the trainer's own signatures prove.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import combinations
+from typing import Self
+
+from storage import checkpoint
+from storage.audit.certificate import Body
+from storage.audit.collect import Evidence
+from storage.audit.draw import Draw
+from storage.audit.named import Named
+from storage.audit.statement import Night, Statement, check_one_history, check_same, round_is_out
+from storage.audit.witness import in_time
+from storage.errors import Equivocation
+from storage.ledger import Entry, Ledger
+from storage.store import Store
+
+DEADLINE = timedelta(days=7)  # after the date of the draw
+_OPENING = re.compile(r"(?:audits/)?openings/(\d{8})\.json", re.ASCII)
+STATES = {
+    "due": "drawn; there is time until its deadline",
+    "unanswered": "its deadline passed, and the state before it was not published: counts against the run",
+    "overdue": "its deadline passed; the state before it is published, but no named key has audited it",
+    "attested": "one named key, or several on one backend, replayed it: it matches",
+    "confirmed": "two named keys on two distinct backends replayed it: it matches",
+    "disputed": "a named key replayed it, and it does not match",
+}
+WITNESSED = "witnessed by "
+PROOFS = ("two histories", "two statements", "called missed")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What counts against a run. kind: one of PROOFS; "dropped", a statement without a draw; "missed", a night without
+    a statement; "redrawn", two draws of one night, of which a file's values were exchanged.
+    """
+
+    kind: str
+    date: str
+    says: str
+
+
+@dataclass(frozen=True)
+class DrawnStep:
+    """A drawn step: on whose word the draw rests, and who answered.
+
+    parts: parts of the step ("unit 3", "sum") that matched for named keys, which do not attest the whole. unlisted: how
+    many certificates of keys without a name there are of it or a part of it.
+    """
+
+    date: str
+    step: int
+    basis: str
+    state: str
+    names: tuple[str, ...]
+    backends: tuple[str, ...]
+    parts: tuple[str, ...]
+    unlisted: int
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether a named key saw the statement of its draw in time."""
+        return self.basis.startswith(WITNESSED)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A named key's word that steps first … last came out equal."""
+
+    name: str
+    backend: str
+    first: int
+    last: int
+
+
+def opened(store: Store) -> frozenset[int]:
+    """Steps whose preceding state is published: by a checkpoint, or by an opening."""
+    keys = store.list("openings/") + store.list("audits/openings/")
+    return frozenset(checkpoint.steps(store)) | {int(match[1]) for key in keys if (match := _OPENING.fullmatch(key))}
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What named keys say of each step: how often it matched, which parts of it did, and whether it did not."""
+
+    matches: list[list[Match]]
+    parts: dict[int, set[str]]
+    mismatches: frozenset[int]
+
+    @classmethod
+    def of(cls, bodies: list[Body], named: Named, steps: int) -> Self:
+        """By the certificates that count; see counted()."""
+        bodies = counted(bodies, named)
+        matches: list[list[Match]] = [[] for _ in range(steps)]
+        for match in matching(bodies, named):
+            for step in range(match.first, match.last + 1):
+                matches[step].append(match)
+        return cls(
+            matches, parts(bodies), frozenset(b.step for b in bodies if b.verdict == "no-match" and b.step is not None)
+        )
+
+    def level(self, step: int) -> str:
+        """ "disputed"; "confirmed" by two names on two backends; "attested" by any; "" where nobody audited it."""
+        found = set(self.matches[step])
+        if step in self.mismatches:
+            return "disputed"
+        if any(a.name != b.name and a.backend != b.backend for a, b in combinations(found, 2)):
+            return "confirmed"
+        return "attested" if found else ""
+
+
+def drawn_steps(
+    evidence: Evidence, ledger: Ledger, named: Named, published: Collection[int], now: datetime
+) -> list[DrawnStep]:
+    """The state of every drawn step, by date and step. published: see opened()."""
+    audited = Audited.of(evidence.certificates, named, len(ledger))
+    unlisted = Counter(body.step for body in evidence.certificates if body.auditor not in named)
+    rows = []
+    for draw in sorted(evidence.draws, key=lambda draw: draw.date):
+        basis, late = _basis(evidence, ledger, draw.statement, named), now.astimezone(UTC) >= deadline(draw)
+        for step in draw.steps:
+            names, backends = ({getattr(match, of) for match in audited.matches[step]} for of in ("name", "backend"))
+            rows.append(
+                DrawnStep(
+                    date=draw.date,
+                    step=step,
+                    basis=basis,
+                    state=audited.level(step) or _unanswered(late, step in published),
+                    names=tuple(sorted(names)),
+                    backends=tuple(sorted(backends)),
+                    parts=tuple(sorted(audited.parts.get(step, ()))),
+                    unlisted=unlisted[step],
+                )
+            )
+    return rows
+
+
+def deadline(draw: Draw) -> datetime:
+    """When a draw must have been answered."""
+    return datetime.fromisoformat(draw.date).replace(tzinfo=UTC) + DEADLINE
+
+
+def counted(bodies: list[Body], named: Named) -> list[Body]:
+    """Certificates by named keys, without those that show a proof of replay which another named key shows too."""
+    listed = [body for body in bodies if body.auditor in named]
+    shown: dict[str, set[str]] = {}
+    for body in listed:
+        shown.setdefault(body.proof, set()).add(body.auditor)
+    return [body for body in listed if len(shown[body.proof]) == 1]
+
+
+def copies(bodies: list[Body]) -> list[str]:
+    """Which keys show one proof of replay: it is keyed by the auditor, so all but one of them copied it."""
+    shown: dict[str, set[str]] = {}
+    for body in bodies:
+        shown.setdefault(body.proof, set()).add(body.auditor)
+    return [f"keys {' and '.join(sorted(keys))} show one proof of replay" for keys in shown.values() if len(keys) > 1]
+
+
+def matching(bodies: list[Body], named: Named) -> Iterator[Match]:
+    """What replays of whole steps compared; each step passed on the way was compared too."""
+    for body in bodies:
+        if isinstance(body.reproduced, Entry) and body.step is not None:
+            last = body.step if body.verdict == "match" else body.step - 1
+            if body.first_step <= last:
+                backend = body.provenance.backend.removeprefix("checked:")
+                yield Match(named[body.auditor], backend, body.first_step, last)
+
+
+def parts(bodies: list[Body]) -> dict[int, set[str]]:
+    """Step → its parts that came out equal, as a certificate names them behind the step: "unit 3", "sum", "update"."""
+    found: dict[int, set[str]] = {}
+    for body in bodies:
+        if body.step is not None and not isinstance(body.reproduced, Entry) and body.verdict == "match":
+            found.setdefault(body.step, set()).add(body.piece.removeprefix(f"step {body.step} "))
+    return found
+
+
+def _unanswered(late: bool, published: bool) -> str:
+    if not late:
+        return "due"
+    return "overdue" if published else "unanswered"
+
+
+def _basis(evidence: Evidence, ledger: Ledger, statement: Statement, named: Named) -> str:
+    """Who saw the statement before its round: named witnesses, unnamed ones, or nobody but the trainer."""
+    trainer = ledger.header.trainer
+    seen = {w.body.witness for w in evidence.witnesses if in_time(w, statement)} - {trainer}
+    names = sorted({named[key] for key in seen if key in named} - {named.get(trainer, "")})
+    if names:
+        return WITNESSED + ", ".join(names)
+    return "seen by keys without a name" if seen - set(named) else "trainer's word"
+
+
+def findings(evidence: Evidence, named: Named, now: datetime) -> list[Finding]:
+    """What counts against the run, by date."""
+    found = [Finding("two histories", "", says) for says in evidence.against]
+    found += [*_contradictions(evidence), *_redrawn(evidence, named), *_dropped(evidence, now), *_missed(evidence, now)]
+    return sorted(found, key=lambda finding: finding.date)
+
+
+def _contradictions(evidence: Evidence) -> Iterator[Finding]:
+    try:
+        check_one_history(evidence.statements)
+    except Equivocation as error:
+        yield Finding("two histories", "", error.message)
+    first: dict[str, Night] = {}
+    nights: list[Night] = [*evidence.statements, *evidence.missed]
+    for night in nights:
+        try:
+            check_same(first.setdefault(night.body.date, night), night)
+        except Equivocation as error:
+            kind = "two statements" if isinstance(night, Statement) else "called missed"
+            yield Finding(kind, night.body.date, error.message)
+
+
+def _redrawn(evidence: Evidence, named: Named) -> Iterator[Finding]:
+    records: dict[str, str] = {}
+    for draw in evidence.draws:
+        if records.setdefault(draw.date, draw.digest()) != draw.digest():
+            yield Finding("redrawn", draw.date, f"two draws: {records[draw.date]} and {draw.digest()}")
+    bodies = counted(evidence.certificates, named)
+    for date_of, record in sorted({(body.draw.date, body.draw.record) for body in bodies if body.draw}):
+        if record != records.get(date_of, record):
+            says = f"a certificate names draw {record}, the record is {records[date_of]}"
+            yield Finding("redrawn", date_of, says)
+
+
+def _dropped(evidence: Evidence, now: datetime) -> Iterator[Finding]:
+    """Statements whose round is out, or whose night is over, without a draw."""
+    drawn = {draw.statement.digest() for draw in evidence.draws}
+    today = now.astimezone(UTC).date().isoformat()
+    for statement in evidence.statements:
+        body = statement.body
+        out = round_is_out(body, now)
+        if statement.digest() not in drawn and (body.date < today if out is None else out):
+            says = f"round {body.round} of {body.scheme} is out, but the statement has no draw"
+            yield Finding("dropped", body.date, says)
+
+
+def _missed(evidence: Evidence, now: datetime) -> Iterator[Finding]:
+    """Nights without a statement, from the first that has one to yesterday."""
+    stated = {statement.body.date for statement in evidence.statements}
+    if not stated:
+        return
+    day, today = date.fromisoformat(min(stated)), now.astimezone(UTC).date()
+    while day < today:
+        if day.isoformat() not in stated:
+            yield Finding("missed", day.isoformat(), "no statement was made: nothing was drawn")
+        day += timedelta(days=1)

@@ -1,0 +1,124 @@
+"""The last weights of a run as a stranger's own code can take them: float32 safetensors, a config, a plain program.
+
+    export/model.safetensors    or model-00001-of-00004.safetensors, …, of 1 GiB each; parameters by their names
+    export/config.json          the shape in plain numbers; which run and state the weights are
+    export/tokenizer.json       the mix's
+    export/load.py              plain_model.py: torch, safetensors and tokenizers alone
+
+The weights' bytes are those of the last checkpoint, in files that only order them anew, so that they are never stored
+twice where a release is made, and anyone can tell from the checkpoint what must be in them.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from kernels.digest import digest_of, tensor_digest
+from storage import checkpoint
+from storage.assembled import Assembly, Span
+from storage.checkpoint import Shapes, parted, safetensors_header, state_shapes
+from storage.errors import CheckpointFault
+from storage.run import Run
+from storage.store import sound
+
+FOLDER = "export/"
+PROGRAM_KEY = FOLDER + "load.py"
+PROGRAM = "storage/plain_model.py"  # in the project, whence it is published with the code
+TOKENIZER = "tokenizer.json"  # in the mix, and here
+_STATE = "weights/"  # before a parameter's name in a state
+
+
+def exported(run: Run, program: bytes) -> dict[str, Assembly]:
+    """Every object of the export, by key; none where there is no checkpoint. program: the bytes of PROGRAM.
+
+    Reads the last checkpoint's weights and verifies them; CheckpointFault if they are not the ledger's.
+    """
+    made = [step for step in checkpoint.steps(run.store) if step <= len(run.ledger)]
+    if not made:
+        return {}
+    step, tokenizer = made[-1], run.stream.manifest.mix.tokenizer
+    key = run.stream.base + TOKENIZER
+    span = Span(run.stream.store, key, 0, run.stream.store.size(key))
+    config = _config(run, step)
+    return _weights(run, step) | {
+        FOLDER + "config.json": Assembly.of(config),
+        FOLDER + TOKENIZER: Assembly((span,), tokenizer.digest),
+        PROGRAM_KEY: Assembly.of(program),
+    }
+
+
+def _config(run: Run, step: int) -> bytes:
+    """Plain JSON. attention_windows: how many tokens a query of each layer sees, its own included."""
+    m = run.spec.model
+    document = {
+        "run": run.ledger.run_id,
+        "name": run.spec.name,
+        "step": step,
+        "state_root": run.ledger.state_root(step),
+        "dtype": "float32",
+        "vocab": m.vocab,
+        "d_model": m.d_model,
+        "layers": m.layers,
+        "heads": m.heads,
+        "kv_heads": m.kv_heads,
+        "head_dim": m.head_dim,
+        "ffn": m.ffn,
+        "seq_len": m.seq_len,
+        "attention_windows": [m.seq_len if m.is_full(layer) else m.window for layer in range(m.layers)],
+        "rope_theta": m.rope_theta,
+        "norm_eps": float(m.norm_eps),
+        "end_of_text": run.stream.manifest.mix.tokenizer.end_of_text,
+    }
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _weights(run: Run, step: int) -> dict[str, Assembly]:
+    """The weight files: a header, then each tensor where it lies in the checkpoint."""
+    manifest = checkpoint.load_manifest(run.store, run.ledger, step)
+    places, shapes = _places(run, manifest), run.spec.model.shapes()
+    groups, found = parted(shapes), {}
+    for number, names in enumerate(groups, 1):
+        part = "" if len(groups) == 1 else f"-{number:05d}-of-{len(groups):05d}"
+        header = safetensors_header(names, shapes)
+        spans = [places[_STATE + name] for name in names]
+        tensors = (_verified(places[_STATE + name], name, shapes, manifest) for name in names)
+        digest = digest_of(_before(header, tensors), "object")
+        found[f"{FOLDER}model{part}.safetensors"] = Assembly((header, *spans), digest)
+    return found
+
+
+def _before(header: bytes, tensors: Iterator[bytes]) -> Iterator[bytes]:
+    yield header
+    yield from tensors
+
+
+def _places(run: Run, manifest: checkpoint.Manifest) -> dict[str, Span]:
+    """Where each tensor of a state lies."""
+    shapes, places = state_shapes(run.spec.model), {}
+    for part in manifest.parts:
+        start = len(safetensors_header(part.tensors, shapes))
+        for name in part.tensors:
+            size = 4 * int(np.prod(shapes[name], dtype=np.int64))
+            places[name] = Span(run.store, checkpoint.object_key(part.digest), start, size)
+            start += size
+    return places
+
+
+def _verified(place: Span, name: str, shapes: Shapes, manifest: checkpoint.Manifest) -> bytes:
+    """A parameter's bytes; CheckpointFault unless they are what the checkpoint's manifest says of it."""
+    return sound(place.store, place.key, lambda copy: _checked(replace(place, store=copy), name, shapes, manifest))
+
+
+def _checked(place: Span, name: str, shapes: Shapes, manifest: checkpoint.Manifest) -> bytes:
+    data = place.take(0, len(place))
+    found = tensor_digest(_STATE + name, np.frombuffer(data, "<f4").reshape(shapes[name]))
+    if found != (expected := manifest.tensors[_STATE + name]):
+        raise CheckpointFault(
+            f"{place.store.uri}: {place.key}: tensor {_STATE + name} has digest {found}, checkpoint {manifest.step} "
+            f"demands {expected}",
+            cause="the disk or a copy damaged it, or someone edited it",
+            next_step=f"rm {place.key} and the checkpoints that name it, train again, publish again",
+        )
+    return data

@@ -1,0 +1,256 @@
+"""States of drawn steps, what counts against a run, and what is proven: from real certificates and records."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from math import comb
+from pathlib import Path
+
+import pytest
+
+from storage.audit import states
+from storage.audit.certificate import save_certificate, sign
+from storage.audit.collect import Evidence, collect
+from storage.audit.coverage import Proven, detection, first_for, proven, smallest_found
+from storage.audit.named import load_named
+from storage.audit.settle import settle
+from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
+from storage.audit.states import Audited, DrawnStep, Finding, copies, drawn_steps, findings, opened
+from storage.audit.witness import bear_witness
+from storage.errors import UsageError
+from storage.store import LocalStore, MemoryStore, Store
+from tests.storage.conftest import flip
+from tests.storage.drawn import DATE, Book, at, hourly, resigned
+
+SOON, LATE = at("2026-12-05"), at("2026-12-06")
+
+
+class Scene(Book):
+    """A run with what is said of it, and how a reader sees it."""
+
+    def evidence(self, *more: Store) -> Evidence:
+        return collect([self.records, *more], self.ledger)
+
+    def rows(self, *names: str, now: datetime = SOON) -> list[DrawnStep]:
+        return drawn_steps(self.evidence(), self.ledger, self.named(*names), opened(self.published), now)
+
+    def kinds(self, *more: Store, now: datetime) -> list[tuple[str, str]]:
+        return [(found.kind, found.date) for found in findings(self.evidence(*more), {}, now)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_drawn_step_is_due_until_its_deadline_and_then_unanswered_or_overdue(scene: Scene) -> None:
+    steps = scene.draw(count=12).steps
+    assert steps == list(range(12)) and {row.state for row in scene.rows()} == {"due"}
+    assert {row.state for row in scene.rows(now=LATE)} == {"unanswered"}
+    assert opened(scene.published) == set()
+    for step in (0, 5, 10):
+        scene.published.create(f"checkpoints/{step:08d}.json", b"{}")
+    late = {row.step: row.state for row in scene.rows(now=LATE)}
+    assert late == {step: "overdue" if step in (0, 5, 10) else "unanswered" for step in range(12)}
+    scene.published.create("openings/00000003.json", b"{}")
+    assert {row.step: row.state for row in scene.rows(now=LATE)}[3] == "overdue"
+    assert {row.basis for row in scene.rows()} == {"trainer's word"}
+
+
+def test_one_named_key_attests_two_on_two_backends_confirm(scene: Scene) -> None:
+    scene.draw(count=12)
+
+    def state(*names: str) -> list[tuple[str, int]]:
+        return [(row.state, row.unlisted) for row in scene.rows(*names) if row.step == 6]
+
+    assert state("ada") == [("due", 0)]
+    scene.certify("ada", 6)
+    assert state() == [("due", 1)] and state("ada") == [("attested", 0)]
+    scene.certify("ada", 6, "nvidia")
+    assert state("ada") == [("attested", 0)]  # one key, two backends
+    scene.certify("ben", 6)
+    assert state("ben") == [("attested", 2)]
+    assert state("ada", "ben") == [("confirmed", 0)]  # ben's cpu, ada's nvidia
+
+
+def test_two_on_one_backend_are_one_kind_of_machine(scene: Scene) -> None:
+    scene.draw(count=12)
+    for name, backend in (("ada", "cpu"), ("ben", "checked:cpu")):
+        scene.certify(name, 6, backend)
+    assert [row.state for row in scene.rows("ada", "ben") if row.step == 6] == ["attested"]
+
+
+def test_two_keys_of_one_person_count_once(scene: Scene) -> None:
+    scene.draw(count=12)
+    scene.certify("ada", 6)
+    scene.certify("adas-second", 6, "nvidia")
+    named = dict.fromkeys(scene.named("ada", "adas-second"), "Ada")
+    audited = Audited.of(scene.evidence().certificates, named, 12)
+    assert audited.level(6) == "attested"
+    assert Audited.of(scene.evidence().certificates, scene.named("ada", "adas-second"), 12).level(6) == "confirmed"
+
+
+def test_a_step_passed_on_the_way_is_compared_too(scene: Scene) -> None:
+    scene.certify("ada", 7, first=5)
+    audited = Audited.of(scene.evidence().certificates, scene.named("ada"), 12)
+    assert [step for step in range(12) if audited.level(step) == "attested"] == [5, 6, 7]
+
+
+def test_a_no_match_of_a_named_key_disputes_the_step(scene: Scene) -> None:
+    scene.certify("ada", 7, first=5)
+    other = scene.ledger[7].model_copy(update={"loss": "40000000"})
+    scene.certify("ben", 7, "nvidia", first=5, verdict="no-match", reproduced=other)
+    certificates = scene.evidence().certificates
+    assert Audited.of(certificates, scene.named("ada"), 12).level(7) == "attested"
+    both = Audited.of(certificates, scene.named("ada", "ben"), 12)
+    assert [both.level(step) for step in (4, 5, 6, 7)] == ["", "confirmed", "confirmed", "disputed"]
+
+
+def test_a_copied_proof_counts_for_nobody_among_the_named_and_harms_nobody_from_outside(scene: Scene) -> None:
+    body = scene.certify("ada", 6)
+    thief = scene.key("thief")
+    save_certificate(scene.records, sign(body.model_copy(update={"auditor": thief.public}), thief))
+    certificates = scene.evidence().certificates
+    assert Audited.of(certificates, scene.named("ada"), 12).level(6) == "attested"
+    assert Audited.of(certificates, scene.named("ada", "thief"), 12).level(6) == ""
+    keys = " and ".join(sorted([thief.public, scene.key("ada").public]))
+    assert copies(certificates) == [f"keys {keys} show one proof of replay"]
+
+
+def test_whom_a_draw_rests_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, key = hourly(monkeypatch), scene.trainer
+    statement = settle(scene.records, scene.ledger, key, source, 2, at(DATE)).statement
+    settle(scene.records, scene.ledger, key, source, 2, at(DATE, "05:00:00"))
+    assert {row.basis for row in scene.rows("zoe")} == {"trainer's word"}
+    bear_witness(scene.records, scene.ledger, scene.key("zoe"), statement, at(DATE, "03:01:00"))
+    assert {row.basis for row in scene.rows("zoe")} == {"witnessed by zoe"}
+    assert {row.basis for row in scene.rows()} == {"seen by keys without a name"}
+    same = {scene.key("zoe").public: "Zoe", key.public: "Zoe"}  # the trainer by another key
+    rows = drawn_steps(scene.evidence(), scene.ledger, same, frozenset(), SOON)
+    assert {row.basis for row in rows} == {"trainer's word"}
+
+
+def test_a_statement_without_a_draw_counts_against_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, witness = hourly(monkeypatch), MemoryStore(f"{scene.folder}/witness")
+    statement = announce(scene.records, scene.ledger, scene.trainer, DATE, 2, source, at(DATE))
+    assert isinstance(statement, Statement)
+    bear_witness(witness, scene.ledger, scene.key("zoe"), statement, at(DATE))
+    assert scene.kinds(witness, now=at(DATE)) == []
+    dropped = MemoryStore(f"{scene.folder}/emptied")  # the trainer removed what it did not like; the witness has it
+    found = findings(collect([dropped, witness], scene.ledger), {}, at(DATE, "05:00:00"))
+    assert [(finding.kind, finding.date) for finding in found] == [("dropped", DATE)]
+    settle(scene.records, scene.ledger, scene.trainer, source, 2, at(DATE, "05:00:00"))
+    assert scene.kinds(witness, now=at(DATE, "05:00:00")) == []
+
+
+def test_a_file_s_statement_is_dropped_when_its_night_is_over(scene: Scene) -> None:
+    scene.state()
+    assert scene.kinds(now=at(DATE, "23:59:59")) == []
+    assert scene.kinds(now=at("2026-11-30", "00:00:00")) == [("dropped", DATE)]
+
+
+def test_missed_nights_are_counted_between_statements(scene: Scene) -> None:
+    scene.draw()
+    assert scene.kinds(now=at("2026-12-01")) == [("missed", "2026-11-30")]
+    admit_missed(scene.records, scene.ledger, scene.trainer, "2026-11-30", at("2026-12-01"))
+    assert scene.kinds(now=at("2026-12-01")) == [("missed", "2026-11-30")]
+    scene.draw("2026-12-01")
+    assert scene.kinds(now=at("2026-12-02")) == [("missed", "2026-11-30")]
+
+
+def test_a_night_called_missed_after_its_beacon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    witness, source = MemoryStore(f"{scene.folder}/witness"), hourly(monkeypatch)
+    statement = announce(MemoryStore(f"{scene.folder}/x"), scene.ledger, scene.trainer, DATE, 2, source, at(DATE))
+    assert isinstance(statement, Statement)
+    bear_witness(witness, scene.ledger, scene.key("zoe"), statement, at(DATE))
+    night = admit_missed(scene.records, scene.ledger, scene.trainer, DATE, at("2026-11-30"))
+    assert isinstance(night, Missed) and ("called missed", DATE) not in scene.kinds(now=at("2026-11-30"))
+    assert scene.kinds(witness, now=at("2026-11-30")) == [("called missed", DATE), ("dropped", DATE)]
+
+
+def test_a_second_statement_of_a_night_is_found_whoever_holds_it(scene: Scene) -> None:
+    statement = scene.draw().statement
+    for changes in ({"round": 9}, {"count": 1}):
+        other = MemoryStore(f"{scene.folder}/{changes}")
+        other.create(
+            statement_key(scene.ledger.run_id, DATE), resigned(statement, scene.trainer, **changes).canonical()
+        )
+        assert ("two statements", DATE) in scene.kinds(other, now=at(DATE))
+
+
+def test_two_histories_are_proven_by_the_trainer_s_signatures(scene: Scene) -> None:
+    statement = scene.draw().statement
+    other = MemoryStore(f"{scene.folder}/other")
+    place = statement_key(scene.ledger.run_id, DATE)
+    other.create(place, resigned(statement, scene.key("enemy"), head="0" * 64).canonical())
+    assert scene.kinds(other, now=at(DATE)) == [] and len(scene.evidence(other).faulty) == 1
+    proof = MemoryStore(f"{scene.folder}/proof")
+    proof.create(place, resigned(statement, scene.trainer, head="0" * 64).canonical())
+    assert scene.kinds(proof, now=at(DATE)) == [("two histories", "")]
+
+
+def test_a_redraw_with_an_exchanged_file(scene: Scene) -> None:
+    draw = scene.draw()
+    scene.certify("ada", draw.steps[0], draw=draw.reference(), beacon=draw.beacon)
+    again, other = MemoryStore(f"{scene.folder}/again"), draw.beacon.model_copy(update={"value": "cd" * 32})
+    second = scene.draw(beacon=other, records=again)
+    assert second != draw and ("redrawn", DATE) in scene.kinds(again, now=at(DATE))
+    for certificate in scene.records.list("certificates/"):
+        again.create(certificate, scene.records.read(certificate))
+    alone = collect([again], scene.ledger)  # the first draw is gone, but a certificate names it
+    assert [found.kind for found in findings(alone, {}, at(DATE))] == []
+    says = f"a certificate names draw {draw.digest()}, the record is {second.digest()}"
+    assert findings(alone, scene.named("ada"), at(DATE)) == [Finding("redrawn", DATE, says)]
+
+
+def test_records_that_do_not_check_out_are_told_and_count_for_nothing(scene: Scene, tmp_path: Path) -> None:
+    draw, damaged = scene.draw(), LocalStore(tmp_path / "damaged")
+    scene.certify("ada", draw.steps[0], draw=draw.reference(), beacon=draw.beacon)
+    whole = scene.evidence()
+    for key in scene.records.list():
+        damaged.create("audits/" + key, scene.records.read(key))
+        flip(damaged.path("audits/" + key), 100)
+    found = collect([damaged], scene.ledger)
+    assert len(found.faulty) == 3 and all("damaged" in where and why for where, why in found.faulty.items())
+    assert (found.statements, found.draws, found.certificates) == ([], [], [])
+    again = collect([scene.records, damaged, scene.records], scene.ledger)
+    assert (again.draws, again.certificates) == (whole.draws, whole.certificates)
+
+
+def test_the_file_of_named_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(f"# whom I count\n{'a' * 64} Ada L.\n\n{'b' * 64}\tBen # from the lab\n", encoding="utf-8")
+    assert load_named(path) == {"a" * 64: "Ada L.", "b" * 64: "Ben"}
+    for line in (f"{'a' * 64}", f"{'A' * 64} Ada", "a" * 63 + " Ada", f"{'c' * 64} Cy\n{'c' * 64} Di"):
+        path.write_text(line, encoding="utf-8")
+        with pytest.raises(UsageError, match=r"line \d: .* is no key with a name"):
+            load_named(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_named(tmp_path / "none")
+
+
+def test_what_so_many_audits_prove() -> None:
+    assert detection(0, 100, 5) == 0 and detection(100, 100, 1) == 1 and detection(1, 2, 2) == 0.75
+    assert smallest_found(0, 100) is None and smallest_found(100, 100) == 1
+    for audited, steps in ((4, 40), (39, 40), (10, 1000), (100, 80957), (5000, 80957)):
+        bad = smallest_found(audited, steps)
+        assert bad and 20 * (steps - audited) ** bad <= steps**bad
+        assert bad == 1 or 20 * (steps - audited) ** (bad - 1) > steps ** (bad - 1)
+    assert (smallest_found(1, 2), smallest_found(2, 12)) == (2, 11)  # more than were left out: found for certain
+    without = 1 - comb(95, 10) / comb(100, 10)  # drawn without return, as one draw does: never worse
+    assert detection(10, 100, 5) <= without
+
+
+def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> None:
+    def row(step: int, state: str) -> DrawnStep:
+        return DrawnStep(DATE, step, "trainer's word", state, (), (), (), 0)
+
+    rows = [row(number, state) for number, state in enumerate(states.STATES)] + [row(4, "confirmed")]
+    assert proven(rows, 40) == Proven(2, 2, 40, smallest_found(2, 40))
+    rows += [replace(rows[3], basis="witnessed by zoe")]
+    assert proven(rows, 40) == Proven(2, 1, 40, smallest_found(2, 40))
+
+
+def test_many_keys_spread_over_the_steps() -> None:
+    taken = [first_for(f"{number:064x}", "0" * 64, range(10)) for number in range(2000)]
+    assert set(taken) == set(range(10)) and all(140 < taken.count(step) < 260 for step in range(10))
+    assert first_for("a" * 64, "0" * 64, [5]) == 5 and timedelta(days=7) == states.DEADLINE
