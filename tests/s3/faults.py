@@ -39,6 +39,20 @@ def one_in(count: int, when: When = anything, seed: int = 0) -> When:
     return one
 
 
+def first(when: When) -> When:
+    """True of the first of these requests for each address and range."""
+    seen: set[tuple[str, str]] = set()
+
+    def one(request: Request) -> bool:
+        what = request.path, request.headers.get("Range", "")
+        if not when(request) or what in seen:
+            return False
+        seen.add(what)
+        return True
+
+    return one
+
+
 def number(wanted: int) -> When:
     """True of the request with that number, from 1."""
     seen = 0

@@ -16,7 +16,7 @@ from flows import environment
 from storage.ledger import HEADER_KEY
 from storage.release import RELEASE_KEY
 from tests.flows.conftest import ROOT, result, verbatim
-from tests.s3.server import Server
+from tests.s3.server import BUCKET, Server, client
 from tests.s3.small_run import STEPS, address, content
 
 REFERENCE = ("--backend", "reference")
@@ -52,6 +52,16 @@ def test_the_commands(at_server: Server, undisturbed: dict[str, bytes], tmp_path
     assert all(piece["fits"] for piece in result("doctor", "--run", STORE))
     assert result("docs", STORE, "--step", drawn)
     assert content(at_server, "undisturbed") == undisturbed
+
+
+def test_an_object_that_nobody_listed(at_server: Server, undisturbed: dict[str, bytes]) -> None:
+    """Whoever may write into the bucket cannot pass it off as the release's."""
+    name = {"Bucket": BUCKET, "Key": "undisturbed/mix/extra.bin"}
+    client(at_server).put_object(**name, Body=b"1")
+    try:
+        assert "mix/extra.bin" in verbatim("verify", STORE, expect=11).stderr
+    finally:
+        client(at_server).delete_object(**name)
 
 
 FLOWS = """
