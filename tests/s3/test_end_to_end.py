@@ -41,10 +41,11 @@ def test_the_commands(at_server: Server, undisturbed: dict[str, bytes], tmp_path
     beacon = tmp_path / "beacon.json"
     beacon.write_text(json.dumps({"round": 1, "scheme": "file", "value": "07" * 32}, separators=(",", ":")))
     records = ("--records", tmp_path / "records")
-    drawn = result("sample", STORE, "--beacon", beacon, "--date", "2026-11-29", *records)["steps"][0]
+    drew = result("sample", STORE, "--beacon", beacon, *records)
+    drawn, date = drew["steps"][0], drew["date"]
     audits = [
         result("audit", STORE, "--initial", *REFERENCE, *records),
-        result("audit", STORE, "--step", drawn, "--draw", "2026-11-29", *REFERENCE, *records),
+        result("audit", STORE, "--step", drawn, "--draw", date, *REFERENCE, *records),
     ]
     assert [audit["verdict"] for audit in audits] == ["match", "match"]
     said = result("verify", STORE, *(audit["certificate"] for audit in audits))
