@@ -8,6 +8,7 @@ compared, not copied again. Nothing is ever overwritten.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from storage.audit.contents import MIX, check_listed, needed
@@ -17,8 +18,8 @@ from storage.classes import RUN_CLASSES, class_of, is_opened
 from storage.copying import PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
-from storage.errors import InputFault, MissingObject, Refused
-from storage.ledger import HEADER_KEY, MAX_HEADER
+from storage.errors import InputFault, LedgerFault, MissingObject, Refused, StorageError
+from storage.ledger import HEADER_KEY, MAX_HEADER, Header
 from storage.made import Made, made
 from storage.release import (
     MAX_RELEASE,
@@ -87,7 +88,7 @@ def publish(
     try:
         copies = copy_all(sources, target, report)
     except InputFault:
-        _holds_run(target, run)  # or another run's publisher was faster
+        _check_not_lost(target, run)
         raise
     objects = {key: Object(digest=copy.digest, size=copy.size) for key, copy in copies.items()}
     check_listed(demanded, {key: entry.digest for key, entry in objects.items()})
@@ -204,6 +205,13 @@ def _check_target(target: Store, run: Run) -> ReleaseBody | None:
             next_step="publish to another target",
         )
     return load_release(target, run.ledger)
+
+
+def _check_not_lost(target: Store, run: Run) -> None:
+    """Refused if another run's publisher was faster; a header that is none is our own, damaged on its way."""
+    with suppress(InputFault, StorageError):
+        Header.parse(target.read(HEADER_KEY, limit=MAX_HEADER), HEADER_KEY, LedgerFault)
+        _holds_run(target, run)
 
 
 def _holds_run(target: Store, run: Run) -> bool:

@@ -17,7 +17,7 @@ from tests.attacks.scene import Cheat
 from tests.storage.conftest import Small
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _one_process() -> Iterator[None]:
     engine.self_test("cpu")
     with (
@@ -28,18 +28,18 @@ def _one_process() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def begun(tmp_path_factory: pytest.TempPathFactory, _one_process: None) -> Small:
     return scene.begin(tmp_path_factory.mktemp("begun") / "run")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def honest(begun: Small, tmp_path_factory: pytest.TempPathFactory) -> Small:
     """The unattacked twin of every attack."""
     return scene.trained(begun, tmp_path_factory.mktemp("honest") / "run")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spliced(begun: Small, tmp_path_factory: pytest.TempPathFactory) -> Cheat:
     """The cheat that takes weights from a run of another seed."""
     folder = tmp_path_factory.mktemp("twin")

@@ -50,14 +50,14 @@ def third(tmp_path: Path) -> Key:
     return load_or_create_key(tmp_path / "third", "third")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def forged(begun: Small, tmp_path_factory: pytest.TempPathFactory) -> Small:
     """A run with an integer added to a gradient in step AT, and checkpoints 0, 7 and 8."""
     cheat = scene.added_to_a_gradient("blocks.000.gate_up")
     return scene.trained(begun, tmp_path_factory.mktemp("forged") / "run", cheat, every=AT + 1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def accused(forged: Small, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """An honest dispute of the forged step, by one who was asked about the step after it."""
     key = load_or_create_key(tmp_path_factory.mktemp("accuser"), "auditor")

@@ -69,6 +69,7 @@ def test_a_compiler_that_is_switched_off_is_refused() -> None:
 
 FETCHES = {
     "kernels/warm.py",  # gives processes that compile beforehand one thread each; their results are dropped
+    "storage/cache.py",  # where bytes that came from a server are kept; whoever uses them verifies them
     "storage/corpus/hub.py",  # the mirror from which pinned files come
     "storage/corpus/packages.py",  # the language in which a package manager says what went wrong
     "storage/corpus/pool.py",  # sets how many threads an encoder takes

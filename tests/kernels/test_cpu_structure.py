@@ -15,6 +15,7 @@ import pytest
 from numba import njit
 
 from kernels import conformance, cpu
+from kernels.cpu.fingerprint import fingerprint
 from kernels.interface import AdamScalars
 from tests.kernels import compiled
 
@@ -26,12 +27,14 @@ HALF, TENTH = F32(0.5), 0.1
 
 @pytest.fixture(scope="module", autouse=True)
 def called() -> None:
-    """The conformance cases call every kernel, which fixes the types it is compiled for; ordered gradients are f32."""
+    """The conformance cases call every kernel, which fixes the types it is compiled for; ordered gradients are f32, and
+    fingerprints are no part of a step."""
     with np.errstate(all="ignore"):
         list(conformance.run(cpu))
         p, m, v, gradient = np.ones((4, 2, 3), F32)
         cpu.square_rows(gradient, F32(1))
         cpu.adamw(p, m, v, gradient, AdamScalars(*(F32(0.5),) * 11))
+        fingerprint(np.ones(3, np.int64), 1, "beside the contract")
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -159,7 +159,7 @@ def test_work_on_a_device_asks_for_its_memory_before_it_begins(made: Small, tmp_
         with pytest.raises(Refused, match=r"training takes .* of a GPU's memory"):
             small.begin(tmp_path, MemoryStore("run"), MemoryStore("mix"))
         with pytest.raises(Refused, match=r"one step takes .* of a GPU's memory"):
-            replay._replay(made.run(), 1, "any", lambda progress: None)
+            replay._replay(made.run(), 1, "any", lambda progress: None, None, None)
         with pytest.raises(Refused, match=r"initial weights takes .* of a GPU's memory"):
             replay._audit_initial(made.run(), "any", None)
 
