@@ -28,7 +28,7 @@ demo: .venv/installed ## raw text to audited steps, on this computer (about 5 mi
 demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: the same roots, under 25 minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
-test: lint ## style, types and all tests but the slow ones, two files at a time (about 15 minutes)
+test: lint ## style, types and all tests but the slow ones, two files at a time (about 25 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3'
 
 test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
