@@ -137,7 +137,7 @@ def test_a_kill_that_comes_too_late_does_not_count(watch: Watch) -> None:
     assert digests(watch) == 0
     assert [kill.landed for kill in watch.kills] == [False] and watch.orders[0].share == 0.25
     watch.orders.clear()
-    watch.seconds["digest"] = 1.0
-    watch.orders.append(Order("digest", "rank 0", "time", 2, 0.5))  # the second visit takes a millisecond
-    assert digests(watch, pause=5) == -9
+    watch.seconds["digest"] = 6.0
+    watch.orders.append(Order("digest", "rank 0", "time", 2, 0.5))  # after 3 s: even beside others the visit is over
+    assert digests(watch, pause=8) == -9
     assert [kill.landed for kill in watch.kills] == [False, False] and watch.orders[0].how == "call"
