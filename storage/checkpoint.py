@@ -94,14 +94,14 @@ def save(store: Store, ledger: Ledger, state: State) -> Manifest:
             next_step="verbatim doctor, then train again: it goes on from the newest checkpoint",
         )
     shapes = {name: tuple(array.shape) for name, array in tensors.items()}
-    parts = [Part(digest=_put(store, _encode(group, tensors)), tensors=group) for group in parted(shapes)]
+    parts = [Part(digest=put_object(store, _encode(group, tensors)), tensors=group) for group in parted(shapes)]
     manifest = Manifest(
         run=ledger.run_id,
         step=state.step,
         root=found,
         scalars=state.scalars(),
         tensors=digests,
-        leaves=_put(store, b"".join(tensor_leaves.values())),
+        leaves=put_object(store, b"".join(tensor_leaves.values())),
         parts=parts,
     )
     create_same(store, checkpoint_key(state.step), manifest.canonical())
@@ -318,7 +318,7 @@ def _load_leaves(store: Store, manifest: Manifest, shapes: Shapes) -> dict[str, 
     return known
 
 
-def _put(store: Store, data: Data) -> str:
+def put_object(store: Store, data: Data) -> str:
     """Write a content-addressed object; its digest."""
     digest = object_digest(data)
     create_same(store, object_key(digest), data)

@@ -31,7 +31,7 @@ from storage.errors import InputFault, Refused
 from storage.ledger import Entry
 from storage.records import Count, Digest, Record, Text
 from storage.run import Run
-from storage.store import Store, create_same, object_digest
+from storage.store import Store, create_same
 
 MAX_OPENING = 1 << 20
 
@@ -106,9 +106,9 @@ def publish_opening(
         beacon=draw.beacon,
         nll=[unit.nll for unit in units],
         lse2=[unit.lse2 for unit in units],
-        fingerprints=_put(target, table),
+        fingerprints=checkpoint.put_object(target, table.tobytes()),
         tensor=tensor,
-        gradient=_put(target, np.ascontiguousarray(gradient[tensor], "<i8")),
+        gradient=checkpoint.put_object(target, gradient[tensor].astype("<i8").tobytes()),
     )
     create_same(target, opening_key(step), opening.canonical())
     return Opened(target, opening, table)
@@ -173,13 +173,6 @@ def _read(store: Store, digest: str, size: int) -> bytes:
     if (found := store.size(key)) != size:
         raise _fault(f"{key} holds {found} bytes, expected {size}")
     return store.read(key, digest, limit=size)
-
-
-def _put(store: Store, array: np.ndarray) -> str:
-    data = array.tobytes()
-    digest = object_digest(data)
-    create_same(store, checkpoint.object_key(digest), data)
-    return digest
 
 
 def _fault(message: str) -> InputFault:
