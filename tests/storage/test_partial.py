@@ -23,6 +23,7 @@ from tests.storage import small
 from tests.storage.conftest import Small, flip
 from tests.storage.opened import drawn
 
+SHARE = partial.SHARE  # as it is: tests that count what is kept set another
 STEP, UNITS = 2, 4
 
 
