@@ -1,13 +1,15 @@
 """Exact int8 products in int32, by the fastest method that proves exact on this machine.
 
-oneDNN (through torch) uses the processor's int8 instructions, but without VNNI it saturates: it is used only where a
-start-up probe finds it exact. Elsewhere torch's float32 products over slices of at most 1,024 terms, whose partial sums
-stay within 2²⁴ and so are exact in any order.
+oneDNN (through torch) uses the processor's int8 instructions, but with AVX-512 and no VNNI it saturates, and with AVX2
+alone it takes a plain loop, tens of times slower. So a start-up probe finds which methods are exact and times them;
+the other is torch's float32 products over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are
+exact in any order.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32; one of 128 · 127 beyond 132,104, which no spec allows
 SLICE_TERMS = 1024  # 1,024 · 128 · 127 < 2²⁴
 PROBE_SHAPES = ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (33, 4096, 65), (5, MAX_TERMS, 3))
+TIMED_SIZE = 256
 Method = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 _local = threading.local()
@@ -111,11 +114,23 @@ def exact(candidate: Method) -> bool:
 
 
 def fastest() -> Method:
-    """The first method that is exact here. Raises RuntimeError if none is: then this machine cannot train or audit."""
-    for candidate in METHODS.values():
-        if exact(candidate):
-            return candidate
-    raise RuntimeError("no int8 product is exact on this machine: use the reference backend, check memory and BLAS")
+    """The fastest of the methods exact here. Raises RuntimeError if none is: then this machine cannot train or audit."""
+    candidates = [candidate for candidate in METHODS.values() if exact(candidate)]
+    if not candidates:
+        raise RuntimeError("no int8 product is exact on this machine: use the reference backend, check memory and BLAS")
+    return min(candidates, key=_seconds)
+
+
+def _seconds(candidate: Method) -> float:
+    """What a product of TIMED_SIZE takes, in seconds: the best of a few, for a busy machine."""
+    a, out = np.ones((TIMED_SIZE, TIMED_SIZE), np.int8), np.empty((TIMED_SIZE, TIMED_SIZE), np.int32)
+
+    def once() -> float:
+        began = time.perf_counter()
+        candidate(a, a, out)
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(4))
 
 
 _method: Method = fastest()

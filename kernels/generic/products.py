@@ -1,11 +1,12 @@
 """Exact int8 products in int32, by the fastest method that proves exact on a device.
 
-`torch._int_mm` is used where a probe finds it exact: some processors' instructions saturate, some devices lack
-it. Elsewhere float32 products over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are
-exact in any order (also where a device rounds the factors to TF32 or bfloat16, which hold every code). The
-probe runs at a device's first product.
+`torch._int_mm` saturates on some processors, takes a plain loop on others, and some devices lack it. The other
+method is float32 products over slices of at most 1,024 terms, whose partial sums stay within 2²⁴ and so are exact
+in any order (also where a device rounds the factors to TF32 or bfloat16, which hold every code). A probe at a
+device's first product finds which are exact, and times them.
 """
 
+import time
 from collections.abc import Callable
 from functools import cache
 
@@ -15,6 +16,7 @@ from torch import Tensor
 MAX_TERMS = 133_144  # beyond it a sum of 127 · 127 leaves int32; one of 128 · 127 beyond 132,104, which no spec allows
 SLICE_TERMS = 1024  # 1,024 · 128 · 127 < 2²⁴
 SHAPES = ((1, 1, 1), (3, 64, 5), (17, 129, 31), (64, 192, 64), (128, 1025, 48), (5, MAX_TERMS, 3), (33, 4096, 65))
+TIMED_SIZE = 256
 Method = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -71,13 +73,25 @@ METHODS: dict[str, Method] = {"int_mm": _int_mm, "float32": _float32}
 
 @cache
 def method(device: torch.device) -> str:
-    """The first method that is exact on a device. Raises RuntimeError if none is: then it cannot train or audit."""
-    for name in METHODS:
-        if exact(METHODS[name], device):
-            return name
-    raise RuntimeError(
-        f"no int8 product is exact on {device}: audit with another backend, and check this machine's memory"
-    )
+    """The fastest of the methods exact on a device. Raises RuntimeError if none is: then it cannot train or audit."""
+    names = [name for name, candidate in METHODS.items() if exact(candidate, device)]
+    if not names:
+        raise RuntimeError(
+            f"no int8 product is exact on {device}: audit with another backend, and check this machine's memory"
+        )
+    return min(names, key=lambda name: _seconds(METHODS[name], device))
+
+
+def _seconds(candidate: Method, device: torch.device) -> float:
+    """What a product of TIMED_SIZE takes until it lies on the host, in seconds: the best of a few."""
+    a = torch.ones(TIMED_SIZE, TIMED_SIZE, dtype=torch.int8, device=device)
+
+    def once() -> float:
+        began = time.perf_counter()
+        candidate(a, a).cpu()
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(4))
 
 
 def exact(candidate: Method, device: torch.device) -> bool:

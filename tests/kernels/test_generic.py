@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -185,6 +186,18 @@ def test_an_integer_product_that_saturates_is_not_used(
     monkeypatch.setattr(torch, "_int_mm", saturating)
     assert b.describe()["product"] == "float32"
     assert conformance.self_test(b) == []
+
+
+def test_an_integer_product_that_is_slower_is_not_used(
+    b: ModuleType, monkeypatch: pytest.MonkeyPatch, probe_again: None
+) -> None:
+    def slow(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return products._float32(a, c)
+
+    monkeypatch.setattr(products, "METHODS", {"slow": slow, **products.METHODS})
+    assert products.exact(slow, torch.device("cpu"))
+    assert b.describe()["product"] != "slow"
 
 
 def test_an_integer_product_that_is_missing_is_not_used(
