@@ -114,7 +114,7 @@ def exact(candidate: Method) -> bool:
 
 
 def fastest() -> Method:
-    """The fastest of the methods exact here. Raises RuntimeError if none is: then this machine cannot train or audit."""
+    """The fastest method that is exact here. Raises RuntimeError if none is: this machine cannot train or audit."""
     candidates = [candidate for candidate in METHODS.values() if exact(candidate)]
     if not candidates:
         raise RuntimeError("no int8 product is exact on this machine: use the reference backend, check memory and BLAS")
