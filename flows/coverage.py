@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from storage.audit.collect import Evidence, collect
-from storage.audit.coverage import detection, first_for, proven
+from storage.audit.coverage import EXAMPLES, detection, first_for
 from storage.audit.keys import load_or_create_key
 from storage.audit.named import Named, load_named
 from storage.audit.opened import store_of_opening
-from storage.audit.statement import round_is_out
-from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened, parts
+from storage.audit.standing import Standing, standing
+from storage.audit.states import STATES, DrawnStep, drawn_steps, opened, parts
 from storage.errors import Divergence, InputFault
 from storage.ledger import Entry, Ledger
+from storage.page.report import write_report
 from storage.store import Store, open_store
 
-COUNTS_AGAINST = ("two histories", "two statements", "called missed", "dropped", "redrawn")
-EXAMPLES = (1, 10, 100, 1000)  # numbers of bad steps whose chance of being found is told
 SHOWN = 40  # rows that a person is shown
 
 
@@ -32,38 +31,40 @@ def _collected(store: str, records: list[str], named: Path | None) -> tuple[Stor
     return release, ledger, evidence, load_named(named) if named else {}
 
 
-def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]:
-    """States of all drawn steps, what counts against the run, coverage by step, what is proven: plain values."""
+def report(store: str, records: list[str], named: Path | None, page: Path | None = None) -> dict[str, Any]:
+    """States of all drawn steps, what counts against the run, coverage by step, what is proven: plain values.
+
+    page: where to write the same, with the run's curves and map, as a page for a browser.
+    """
     release, ledger, evidence, names = _collected(store, records, named)
-    now, steps = datetime.now(UTC), len(ledger)
-    rows = drawn_steps(evidence, ledger, names, opened(release), now)
-    audited = Audited.of(evidence.certificates, names, steps)
-    levels = [audited.level(step) for step in range(steps)]
-    found = proven(rows, steps)
-    chances = {str(bad): detection(found.audited, steps, bad) for bad in EXAMPLES if bad <= steps} if steps else {}
-    against = findings(evidence, names, now)
+    found, steps = standing(release, ledger, evidence, names, datetime.now(UTC)), len(ledger)
+    audited = found.proven.audited
+    chances = {str(bad): detection(audited, steps, bad) for bad in EXAMPLES if bad <= steps} if steps else {}
+    if page is not None:
+        write_report(page, release, ledger, found)
     return {
         "run": ledger.run_id,
         "steps": steps,
-        "drawn": [asdict(row) for row in rows],
-        "waiting": sorted(s.body.date for s in evidence.statements if round_is_out(s.body, now) is False),
-        "states": dict(Counter(row.state for row in rows)),
-        "findings": [asdict(finding) for finding in against],
-        "copied": copies(evidence.certificates),
+        "drawn": [asdict(row) for row in found.rows],
+        "waiting": found.waiting,
+        "states": dict(found.states),
+        "findings": [asdict(finding) for finding in found.findings],
+        "copied": found.copied,
         "faulty": evidence.faulty,
         "named": sorted(set(names.values())),
         "certificates": len(evidence.certificates),
         "unlisted": sum(body.auditor not in names for body in evidence.certificates),
-        "levels": levels,
-        "proven": asdict(found) | {"chances": chances},
-        "exit_code": _exit_code(levels, [finding.kind for finding in against]),
+        "levels": found.levels,
+        "proven": asdict(found.proven) | {"chances": chances},
+        "page": None if page is None else str(page),
+        "exit_code": _exit_code(found),
     }
 
 
-def _exit_code(levels: list[str], kinds: list[str]) -> int:
-    if set(kinds) & set(COUNTS_AGAINST):
+def _exit_code(found: Standing) -> int:
+    if found.against:
         return InputFault.exit_code
-    return Divergence.exit_code if "disputed" in levels else 0
+    return Divergence.exit_code if "disputed" in found.levels else 0
 
 
 def report_lines(found: dict[str, Any]) -> Iterator[str]:
@@ -84,6 +85,8 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     reached = f"{levels['confirmed']} confirmed, {levels['attested']} attested, {levels['disputed']} disputed"
     yield f"all steps, drawn or not: {reached}, of {found['steps']}"
     yield from _proven(found["proven"])
+    if found["page"]:
+        yield f"page: {found['page']}"
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from kernels.digest import digest
 from storage.audit.states import DrawnStep
 
 CONFIDENCE = (19, 20)  # 95 %
+EXAMPLES = (1, 10, 100, 1000)  # numbers of bad steps whose chance of being found is told
 ANSWERED = ("attested", "confirmed")
 
 

@@ -5,12 +5,15 @@
 A release is signed, and never changes; an opening is made later, by anyone.
 """
 
+import re
 from contextlib import suppress
 
 from storage import checkpoint
 from storage.errors import Refused, StorageError
 from storage.mirrors import stores_of
 from storage.store import Store, open_store
+
+_KEY = re.compile(r"openings/(\d{8})\.json", re.ASCII)
 
 
 def opening_key(step: int) -> str:
@@ -36,6 +39,15 @@ def store_of_opening(release: Store, step: int) -> Store | None:
     if failures:
         raise failures[0]
     return None
+
+
+def opened_steps(release: Store) -> frozenset[int]:
+    """Steps that have an opening beside any copy of the release; a copy that cannot be asked has none."""
+    found: set[int] = set()
+    for store in opened_stores(release):
+        with suppress(StorageError):
+            found |= {int(match[1]) for match in map(_KEY.fullmatch, store.list("openings/")) if match}
+    return frozenset(found)
 
 
 def published_states(release: Store) -> list[tuple[int, Store]]:

@@ -9,7 +9,7 @@ from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_
 from storage.errors import InputFault
 from storage.export import PROGRAM, exported
 from storage.mirrors import present
-from storage.page import PAGE_KEY
+from storage.page.make import PAGE_KEY
 from storage.release import RELEASE_KEY, ReleaseBody, check_objects, load_release
 from storage.run import Run, open_release
 from storage.store import Store, object_digest
