@@ -63,7 +63,7 @@ def use(place: Place) -> str:
     """The last weights for plain code."""
     files = [key for key in place.sizes if class_of(key) == "export"]
     if not files:
-        return section("use", "Use it", "<p>There are no weights yet: the run has no checkpoint.</p>")
+        return section("use", "Use it", "<p>No weights for plain code lie here: they come with a release whose run has a checkpoint.</p>")
     return section(
         "use",
         "Use it",
