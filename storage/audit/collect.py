@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from storage.audit.beacon import Value, prepare
-from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, verify
+from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, check
 from storage.audit.draw import MAX_DRAW, Draw, parse_draw
 from storage.audit.statement import MAX_STATEMENT, Missed, Statement, check_night, parse_night
 from storage.audit.witness import Witness, parse_witness
@@ -96,10 +96,12 @@ class _Collector:
             self.found.missed.append(night)
 
     def _witness(self, data: bytes, where: str) -> None:
-        self.found.witnesses.append(parse_witness(data, where))
+        self.found.witnesses.append(parse_witness(data, where, self._ledger.run_id))
 
     def _put_by(self, data: bytes, where: str) -> None:
-        self._draws[where] = Draw.parse(data, where), data
+        draw = Draw.parse(data, where)
+        check_night(draw.statement, self._ledger)  # or any stranger could have curves computed and memory filled
+        self._draws[where] = draw, data
 
     def _draw(self, data: bytes, where: str) -> None:
         draw = parse_draw(data, where, self._ledger)
@@ -109,5 +111,6 @@ class _Collector:
 
     def _certificate(self, data: bytes, where: str) -> None:
         # One folder serves every run that its owner audits.
-        if Certificate.parse(data, where, CertificateFault).body.run == self._ledger.run_id:
-            self.found.certificates.append(verify(data, self._ledger).body)
+        certificate = Certificate.parse(data, where, CertificateFault)
+        if certificate.body.run == self._ledger.run_id:
+            self.found.certificates.append(check(certificate, self._ledger))
