@@ -118,7 +118,7 @@ def test_coverage_counts_the_keys_that_a_reader_names(desk: Desk) -> None:
     assert unnamed["proven"]["smallest"] is None and "nothing is proven of the others" in desk.said
     both = desk.run("coverage", "--named", desk.file_of("ada", "ben"))
     assert both["states"] == {"due": 10, "confirmed": 2} and both["levels"][4:8] == ["", "confirmed", "confirmed", ""]
-    assert (both["proven"]["audited"], both["proven"]["smallest"], both["proven"]["chances"]["1"]) == (2, 11, 1 - 5 / 6)
+    assert (both["proven"]["audited"], both["proven"]["smallest"], both["proven"]["chances"]["1"]) == (2, 11, 1 / 6)
     one = desk.run("coverage", "--named", desk.file_of("ada"))
     assert one["states"] == {"due": 10, "attested": 2} and one["unlisted"] == 1
     assert "attested    ada, 1 unlisted" in desk.said
