@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -51,6 +52,7 @@ def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]
         "findings": [asdict(finding) for finding in against],
         "copied": copies(evidence.certificates),
         "faulty": evidence.faulty,
+        "found_in": evidence.found_in,
         "named": sorted(set(names.values())),
         "certificates": len(evidence.certificates),
         "unlisted": sum(body.auditor not in names for body in evidence.certificates),
@@ -76,6 +78,7 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield from _table(found["drawn"])
     for state, number in found["states"].items():
         yield f"{number} {state}: {STATES[state]}"
+    yield from (f"{number} records in {uri}" for uri, number in found["found_in"].items())
     whose = f"{found['certificates']} certificates, {found['unlisted']} of them by keys without a name"
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
     yield from (f"copied: {said}" for said in found["copied"])
@@ -160,7 +163,7 @@ def next_lines(found: dict[str, Any], store: str) -> Iterator[str]:
         yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
         return
     yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: one of {found['of']} open to this key"
-    command = f"verbatim audit {store} --draw {found['date']} --step {found['step']}"
+    command = f"verbatim audit {shlex.quote(store)} --draw {found['date']} --step {found['step']}"
     yield f"next: {command}"
     if found["unit"] is not None:
         yield f"or one unit of it, in a fraction of the time: {command} --unit {found['unit']}"
