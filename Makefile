@@ -82,7 +82,7 @@ lint: .venv/installed ## style and types
 	$(BIN)/mypy
 
 serve: .venv/installed ## the UI with the runs' history, and a worker that starts deployments
-	$(BIN)/python -m flows.server
+	$(BIN)/python -m flows.serving
 
 clean: ## remove the environment and runs/: every run, certificate and signing key
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache

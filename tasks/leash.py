@@ -76,11 +76,27 @@ def end_with_parent() -> None:
 
 
 def _watch_parent_id(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    _outlive(parent)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os._exit(1)
+
+
+def vanish_with_parent() -> None:
+    """For the process of a flow, which does not end with the worker that started it: be gone once that is. The children
+    end by themselves, and the server, which hears no more of the run, gives it to another worker."""
+    threading.Thread(target=_vanish, args=(os.getppid(),), daemon=True).start()
+
+
+def _vanish(parent: int) -> None:
+    _outlive(parent)
+    os._exit(1)
+
+
+def _outlive(parent: int) -> None:
+    """Return once this process has another parent."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
 
 
 def main() -> None:
