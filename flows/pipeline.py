@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
 from pydantic import BaseModel, ConfigDict
 
 from flows.audit import audit
@@ -15,6 +14,7 @@ from flows.prepare import prepare
 from flows.publish import publish
 from flows.sample import nightly_sample
 from flows.train import train
+from tasks import show
 from tasks.references import Audited, Mix, Places, Published, Trained, places
 
 
@@ -67,9 +67,14 @@ def _chain(recipe: str, where: Places, backend: Backend, audits: int) -> Chain:
 def _show(chain: Chain) -> None:
     mix, run, release = chain.mix, chain.run, chain.release
     verdicts = ", ".join(f"{audited.piece} {audited.verdict.upper()}" for audited in chain.audits)
-    create_markdown_artifact(
-        f"**{run.steps} steps trained and published; audited: {verdicts}**\n\n"
-        f"- trajectory root `{run.trajectory_root}`\n- mix root `{mix.mix_root}`\n- published at `{release.uri}`\n",
-        key="chain",
-        description=f"Result of {run.uri}",
+    show.result(
+        "chain",
+        f"{run.steps} steps trained and published; audited: {verdicts or 'nothing'}",
+        (
+            show.link(release.uri),
+            f"trajectory root `{run.trajectory_root}`",
+            f"mix root `{mix.mix_root}`",
+            ", ".join(f"{name} {value:.0f} s" for name, value in chain.seconds.items()),
+        ),
+        f"Result of {run.uri}",
     )

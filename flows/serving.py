@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows import environment, server
+from flows import environment, reports, server
 from storage import lease
 from storage.errors import VerbatimError
 from tasks import leash
@@ -32,26 +32,31 @@ def serve(
     """Until SIGINT or SIGTERM. lost_after: seconds without a heartbeat after which a run is taken over."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _say("starting the server ...")
-    with server.running(home, server.free_port(port)) as url, _said("stopping the server ..."):
+    with (
+        reports.served(server.free_port(port + 1)) as pages,
+        server.running(home, server.free_port(port)) as url,
+        _said("stopping the server ..."),
+    ):
         from flows import pool as pools  # late: Prefect reads the server's address when it is imported
 
         pools.declare(pool, lost_after)
         _say(f"UI: {url.removesuffix('/api')}  (deployments can be started there; Ctrl-C ends it)")
         while True:
-            with _worker(home, pool) as worker:
+            with _worker(home, pool, pages) as worker:
                 worker.wait()
             _say(f"the worker ended, see {home / 'worker.log'}; another is started")
             time.sleep(AGAIN)
 
 
 @contextlib.contextmanager
-def _worker(home: Path, pool: str) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(home: Path, pool: str, pages: str) -> Iterator[subprocess.Popen[bytes]]:
     """A worker; when the block ends, all that it runs is cancelled before it is stopped."""
     from flows import pool as pools
+    from tasks.show import REPORTS
 
     with (home / "worker.log").open("ab") as log:
         arguments = ["--no-prompt", "worker", "start", "--pool", pool]
-        settings = {"PREFECT_WORKER_QUERY_SECONDS": QUERY}
+        settings = {"PREFECT_WORKER_QUERY_SECONDS": QUERY, REPORTS: pages}
         process = leash.start("prefect", arguments, log, subprocess.STDOUT, settings)
     try:
         yield process

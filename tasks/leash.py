@@ -65,6 +65,14 @@ def _watch_parent() -> None:
     # os.read rather than sys.stdin: its lock would be held when the interpreter shuts down.
     while os.read(0, 4096):
         pass
+    _end()
+
+
+def _end() -> None:
+    """Ask this process to stop; be gone soon. The parent may have read what it writes to standard error, as nobody does
+    now: a write must not fail while it saves its state."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os._exit(1)
@@ -77,9 +85,7 @@ def end_with_parent() -> None:
 
 def _watch_parent_id(parent: int) -> None:
     _outlive(parent)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(PATIENCE)
-    os._exit(1)
+    _end()
 
 
 def vanish_with_parent() -> None:

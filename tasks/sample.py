@@ -6,7 +6,6 @@ import time
 from datetime import UTC, datetime
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage.audit.beacon import open_source
@@ -15,7 +14,10 @@ from storage.audit.keys import load_or_create_key
 from storage.audit.settle import Settled, settle
 from storage.ledger import Ledger
 from storage.store import Store, open_store
+from tasks import show
 from tasks.references import KEYS, key_name
+
+SHOWN = 100  # nights in the artifact; the records have them all
 
 
 @task(task_run_name="draw {count} steps", cache_policy=NO_CACHE)
@@ -45,17 +47,14 @@ def _answered(records: Store, ledger: Ledger) -> set[tuple[str, int]]:
 def _show(store: str, settled: Settled, done: set[tuple[str, int]]) -> None:
     body = settled.statement.body
     lines = [
-        f"- {date}: steps {', '.join(_step(date, step, done) for step in draw.steps)} of {draw.body.step}; "
+        f"{date}: steps {', '.join(_step(date, step, done) for step in draw.steps)} of {draw.body.step}; "
         f"{draw.beacon.scheme} round {draw.beacon.round} `{draw.beacon.value}`; record `{draw.digest()}`"
         for date, draw in settled.draws.items()
     ]
-    lines += [f"- {date}: **still to be drawn**: {why}" for date, why in settled.undrawn.items()]
-    lines += [f"- {date}: missed" for date in settled.missed]
-    create_markdown_artifact(
-        f"**Draw of {body.date}** on head `{body.head}`\n\n" + "\n".join(lines) + "\n",
-        key=key_name("draw", body.date),
-        description=f"Draw of {body.date} from {store}",
-    )
+    lines += [f"{date}: **still to be drawn**: {why}" for date, why in settled.undrawn.items()]
+    lines += [f"{date}: missed" for date in settled.missed]
+    facts = (*lines[:SHOWN], f"on head `{body.head}`", show.link(store))
+    show.result(key_name("draw", body.date), f"Draw of {body.date}", facts, f"Draw of {body.date} from {store}")
 
 
 def _step(date: str, step: int, done: set[tuple[str, int]]) -> str:
