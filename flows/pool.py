@@ -29,7 +29,9 @@ from prefect.events.schemas.events import ResourceSpecification
 from flows import environment
 from storage.errors import VerbatimError
 
-PATIENCE = 30.0  # seconds that a cancelled run may take: a child that trains has 20 to save its state
+PATIENCE = (
+    60.0  # seconds that cancelled runs may take to end: a child has 20 to save its state, Prefect then looks for hooks
+)
 BEAT = "prefect.flow-run.heartbeat"
 LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 

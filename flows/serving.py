@@ -33,6 +33,7 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _say("starting the server ...")
     with (
+        _said("stopped"),
         reports.served(server.free_port(port + 1)) as pages,
         server.running(home, server.free_port(port)) as url,
         _said("stopping the server ..."),
