@@ -25,7 +25,7 @@ from tasks import leash
 
 # Who runs within a deployment's limit: kept in the server's folder, so that a server that restarts does not forget it.
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
-START_LIMIT = 120.0  # seconds; the first start creates the database
+START_LIMIT = 300.0  # seconds; the first start creates the database, a busy machine takes minutes
 
 
 @contextlib.contextmanager
