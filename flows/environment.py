@@ -33,7 +33,10 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
 }
 # A flow tells the server that it lives; a run whose process was killed is found by its silence (flows/serving.py).
-ALIVE = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}  # seconds; Prefect allows no less
+ALIVE = {
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds; Prefect allows no less
+    "PREFECT_CLIENT_MAX_RETRIES": "7",  # 2, 4, 8, … seconds apart: a server that restarts is waited for
+}
 
 
 def kernels_digest(folder: Path = PROJECT / "kernels") -> str:

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +26,7 @@ from tasks import leash
 
 # Who runs within a deployment's limit: kept in the server's folder, so that a server that restarts does not forget it.
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+AGAIN = 1.0  # seconds before a server that ended is followed by another
 START_LIMIT = 300.0  # seconds; the first start creates the database, a busy machine takes minutes
 
 
@@ -33,41 +35,66 @@ def running(home: Path = environment.PREFECT_HOME, port: int | None = None) -> I
     """Yield the API's URL, also set in PREFECT_API_URL, which Prefect reads when it is imported: enter this before."""
     previous = os.environ.get("PREFECT_API_URL")
     url = previous if previous and _healthy(previous) else _already_running(home)
-    process = None
+    server = None
     if url is None:
-        process, url = _start(home, port or free_port())
+        server = _Server(home, port or free_port())
+        url = server.url
     os.environ |= {"PREFECT_API_URL": url, "PREFECT_HOME": str(home)}
     try:
         yield url
     finally:
-        if process is not None:
+        if server is not None:
             _send_last_logs()
-            (home / "server.json").unlink(missing_ok=True)
-            leash.stop(process, patience=10)  # a browser may keep a connection open
+            server.stop()
         if previous is None:
             del os.environ["PREFECT_API_URL"]
 
 
-def _start(home: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
-    home.mkdir(parents=True, exist_ok=True)
-    root = f"http://127.0.0.1:{port}"
-    url = f"{root}/api"
-    settings = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
-    settings |= {
-        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui"),
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
-    }
-    log = home / "server.log"
-    with log.open("wb") as output:
-        arguments = ["--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        process = leash.start("flows.first_ui", arguments, output, subprocess.STDOUT, settings)
-    try:
-        _wait(process, url, log)
-    except BaseException:
-        leash.stop(process)
-        raise
-    (home / "server.json").write_text(json.dumps({"pid": process.pid, "url": url}))
-    return process, url
+class _Server:
+    """The server's process. One that is killed is followed by another at the same address, so that runs go on: whoever
+    asks in the meantime asks again (PREFECT_CLIENT_MAX_RETRIES)."""
+
+    def __init__(self, home: Path, port: int) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.url = f"http://127.0.0.1:{port}/api"
+        self._home, self._port, self._log = home, port, home / "server.log"
+        self._stopped, self._lock = False, threading.Lock()
+        self._process = self._launch()
+        try:
+            _wait(self._process, self.url, self._log)
+        except BaseException:
+            leash.stop(self._process)
+            raise
+        (home / "server.json").write_text(json.dumps({"url": self.url}))
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def stop(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._stopped = True
+            (self._home / "server.json").unlink(missing_ok=True)
+            leash.stop(self._process, patience=10)  # a browser may keep a connection open
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        settings = {
+            "PREFECT_HOME": str(self._home),
+            "PREFECT_API_URL": self.url,
+            "PREFECT_SERVER_UI_API_URL": self.url,
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / "ui"),
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
+        }
+        arguments = ["--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        with self._log.open("ab") as output:
+            return leash.start("flows.first_ui", arguments, output, subprocess.STDOUT, settings)
+
+    def _keep(self) -> None:
+        while True:
+            self._process.wait()
+            time.sleep(AGAIN)
+            with self._lock:
+                if self._stopped:
+                    return
+                self._process = self._launch()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -89,7 +116,7 @@ def _send_last_logs() -> None:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False

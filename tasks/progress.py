@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
+import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
@@ -84,6 +85,10 @@ class Progress:
         if report.done >= report.total or time.monotonic() - self._logged >= LOGGED:
             self._logged = time.monotonic()
             get_run_logger().info(text)
+        with contextlib.suppress(httpx.HTTPError):  # a server that restarts just now ends no work
+            self._update(share, text)
+
+    def _update(self, share: float, text: str) -> None:
         if self._artifact is None:
             created = create_progress_artifact(share, key=self.key, description=text)
             assert isinstance(created, UUID)
