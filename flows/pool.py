@@ -1,4 +1,4 @@
-"""A work pool of a running server: what it offers, who takes over a lost run, how all that runs in it is cancelled.
+"""The work pool of a running server: what it offers, who takes over a lost run, how all that runs in it is cancelled.
 
 Import it inside `server.running()` only: Prefect reads its settings when it is imported.
 """
@@ -32,13 +32,14 @@ from storage.errors import VerbatimError
 PATIENCE = (
     60.0  # seconds that cancelled runs may take to end: a child has 20 to save its state, Prefect then looks for hooks
 )
+NAME = "verbatim-local"  # as deployments/prefect.yaml has it
 BEAT = "prefect.flow-run.heartbeat"
 LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
-def declare(pool: str, lost_after: float) -> None:
+def declare(lost_after: float) -> None:
     """The pool, the deployments of deployments/prefect.yaml, and what becomes of a run whose process was killed."""
-    _prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
+    _prefect("work-pool", "create", NAME, "--type", "process", "--overwrite")
     _prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
     with get_client(sync_client=True) as client:
         for automation in (take_over(lost_after), give_up(2 * lost_after)):
@@ -87,23 +88,23 @@ def _silent(seconds: float, role: str) -> EventTrigger:
     )
 
 
-def cancel_all(pool: str, say: Callable[[str], None]) -> None:
+def cancel_all(say: Callable[[str], None]) -> None:
     """Cancel what runs in the pool, and wait for it, for so long as saving a state may take."""
     with get_client(sync_client=True) as client:
-        for run in _live(client, pool):
+        for run in _live(client):
             say(f"cancelling {run.name} ...")
             client.set_flow_run_state(run.id, State(type=StateType.CANCELLING))
         limit = time.monotonic() + PATIENCE
-        while (left := _live(client, pool)) and time.monotonic() < limit:
+        while (left := _live(client)) and time.monotonic() < limit:
             time.sleep(0.5)
     for run in left:
         say(f"{run.name} does not end; it is left to end by itself within seconds")
 
 
-def _live(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
+def _live(client: SyncPrefectClient) -> list[FlowRun]:
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=LIVE))),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[NAME])),
     )
 
 

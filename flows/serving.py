@@ -20,15 +20,12 @@ from storage.errors import VerbatimError
 from tasks import leash
 
 UI_PORT = 4200
-POOL = "verbatim-local"
 QUERY = "2"  # seconds between two questions of the worker for something to do; Prefect's own are 10
 LOST = lease.TERM + float(environment.ALIVE["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
 AGAIN = 5.0  # seconds before a worker that ended is followed by another
 
 
-def serve(
-    home: Path = environment.PREFECT_HOME, port: int = UI_PORT, pool: str = POOL, lost_after: float = LOST
-) -> None:
+def serve(home: Path = environment.PREFECT_HOME, port: int = UI_PORT, lost_after: float = LOST) -> None:
     """Until SIGINT or SIGTERM. lost_after: seconds without a heartbeat after which a run is taken over."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _say("starting the server ...")
@@ -38,25 +35,25 @@ def serve(
         server.running(home, server.free_port(port)) as url,
         _said("stopping the server ..."),
     ):
-        from flows import pool as pools  # late: Prefect reads the server's address when it is imported
+        from flows import pool  # late: Prefect reads the server's address when it is imported
 
-        pools.declare(pool, lost_after)
+        pool.declare(lost_after)
         _say(f"UI: {url.removesuffix('/api')}  (deployments can be started there; Ctrl-C ends it)")
         while True:
-            with _worker(home, pool, pages) as worker:
+            with _worker(home, pages) as worker:
                 worker.wait()
             _say(f"the worker ended, see {home / 'worker.log'}; another is started")
             time.sleep(AGAIN)
 
 
 @contextlib.contextmanager
-def _worker(home: Path, pool: str, pages: str) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(home: Path, pages: str) -> Iterator[subprocess.Popen[bytes]]:
     """A worker; when the block ends, all that it runs is cancelled before it is stopped."""
-    from flows import pool as pools
+    from flows import pool
     from tasks.show import REPORTS
 
     with (home / "worker.log").open("ab") as log:
-        arguments = ["--no-prompt", "worker", "start", "--pool", pool]
+        arguments = ["--no-prompt", "worker", "start", "--pool", pool.NAME]
         settings = {"PREFECT_WORKER_QUERY_SECONDS": QUERY, REPORTS: pages}
         process = leash.start("prefect", arguments, log, subprocess.STDOUT, settings)
     try:
@@ -64,7 +61,7 @@ def _worker(home: Path, pool: str, pages: str) -> Iterator[subprocess.Popen[byte
     finally:
         try:
             if process.poll() is None:
-                pools.cancel_all(pool, _say)
+                pool.cancel_all(_say)
                 _say("stopping the worker ...")
         finally:
             leash.stop(process, patience=3)  # idle by now; asked once, it would wait for what it runs
