@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from storage.audit.certificate import Body
-from storage.audit.coverage import EXAMPLES, detection
+from storage.audit.coverage import EXAMPLES
 from storage.audit.standing import Standing
 from storage.audit.states import STATES, DrawnStep
 from storage.audit.witness import in_time
@@ -59,18 +59,22 @@ def proven(standing: Standing, steps: int) -> str:
         return ""
     formula = (
         "If <var>c</var> of <var>N</var> steps were false, <var>k</var> audits of steps drawn at random would meet one "
-        "with probability 1 − (1 − <var>k</var>/<var>N</var>)<sup><var>c</var></sup>. A step that its auditor chose "
-        "proves itself alone and is not among the <var>k</var>."
+        "with probability 1 − (1 − <var>k</var>/<var>N</var>)<sup><var>c</var></sup>, if every draw saw the whole run. "
+        "A draw by the head after <var>n</var> steps can meet false ones among these alone; as nobody knows where they "
+        "lie, what stands here is the least probability, wherever they do. A step that its auditor chose proves itself "
+        "alone and is not among the <var>k</var>."
     )
     smallest = "none" if found.smallest is None else f"{found.smallest:,}"
     pairs = {
         "Steps, <var>N</var>": f"{steps:,}",
         "Drawn and audited by counted keys, <var>k</var>": f"{found.audited:,}",
         "of these on the trainer's word alone": f"{found.on_word:,}",
+        "Drawn and not audited, false ones may be among them": f"{found.unaudited:,}",
+        "Steps after every draw of audited ones": f"{steps - max((n for n, _ in found.heads), default=0):,}",
         "Smallest <var>c</var> that would have been met with 95&nbsp;%": smallest,
     }
     examples = [bad for bad in EXAMPLES if bad <= steps]
-    rows = [(f"{bad:,}", f"{100 * detection(found.audited, steps, bad):.2f}&nbsp;%") for bad in examples]
+    rows = [(f"{bad:,}", f"{100 * found.detection(bad):.2f}&nbsp;%") for bad in examples]
     chances = table(("If so many steps were false", "An audit would have met one with"), rows, (0, 1))
     return section("proven", "What was proven", f"<p>{formula}</p>", facts(pairs), chances if found.audited else "")
 

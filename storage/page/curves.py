@@ -93,6 +93,22 @@ def drawn(chart: Chart) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(inner)}</svg>'
 
 
+def loss_curve(losses: Sequence[float | None] | np.ndarray, held_out: Mapping[int, float | None]) -> str:
+    """The losses of steps in nats as a line, None or NaN where there is none, and held-out losses of states as dots."""
+    dots = {step: loss for step, loss in held_out.items() if loss is not None}
+    return drawn(Chart("Loss", "nats a token", max(len(losses), *dots, 1), spans(np.array(losses, np.float64)), dots))
+
+
+def alone(svg: str) -> str:
+    """A drawing as a file of its own, with the style that a page gives it elsewhere; "" for none."""
+    style = (
+        "<style>text{fill:#888;font:11px sans-serif}.grid{stroke:#8886}.line{fill:none;stroke:#2563c9;stroke-width:1.5}"
+    )
+    style += ".band,.only{fill:#2563c9}.band{opacity:.25}.dot{fill:#c2410c}</style>"
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{2 * HEIGHT}"'
+    return svg.replace("<svg ", f"<svg {size} ", 1).replace(">", f">{style}", 1)
+
+
 @dataclass(frozen=True)
 class _Scale:
     low: float

@@ -63,7 +63,9 @@ def use(place: Place) -> str:
     """The last weights for plain code."""
     files = [key for key in place.sizes if class_of(key) == "export"]
     if not files:
-        return section("use", "Use it", "<p>No weights for plain code lie here: they come with a release whose run has a checkpoint.</p>")
+        return section(
+            "use", "Use it", "<p>No weights for plain code lie here: a release with a checkpoint has them.</p>"
+        )
     return section(
         "use",
         "Use it",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from storage import checkpoint
-from storage.page.curves import Chart, band, drawn, short, span_size, spans
+from storage.page.curves import Chart, band, drawn, loss_curve, short, span_size, spans
 from storage.page.history import Diagnosed, History
 from storage.page.markup import Place, code, count, facts, moment, more, name, section, shortened, table, text
 from storage.page.steps import EVENTS
@@ -48,14 +48,13 @@ def _figure(figure: Figure) -> str:
 
 def _loss(history: History) -> Figure:
     dots = {step: loss for step, loss in history.held_out.items() if loss is not None}
-    losses, steps = history.losses, len(history.ledger)
+    losses = history.losses
     said = ["Nats a token."]
     if len(losses) and np.isfinite(losses[-1]):
         said.append(f"{losses[-1]:.3f} in the last step (line).")
     if dots:
         said.append(f"{list(dots.values())[-1]:.3f} on windows that no step saw (dots), after {max(dots):,} steps.")
-    chart = Chart("Loss", "nats a token", steps, spans(losses), dots)
-    return Figure("Loss", drawn(chart), " ".join(said) + _spread(losses))
+    return Figure("Loss", loss_curve(losses, dots), " ".join(said) + _spread(losses))
 
 
 def _norms(history: History) -> Figure:
