@@ -25,9 +25,9 @@ from tests.storage.drawn import Book, provenance
 from tests.storage.small import SEQ_LEN, spec
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>\u202e"
-PEOPLE = ("Anna", "Babak", HOSTILE)
+PEOPLE = ("Anna", "Babak", HOSTILE.removesuffix("\u202e"))  # a file of names refuses what steers
 RECIPE = b"name: made up # </pre><script>alert(3)</script>\nplan: {checkpoint_every: 100}\n"
-PART = 40_000  # entries in a part of the ledger
+PART = 10_000  # entries in a part of the ledger
 
 
 @dataclass(frozen=True)
