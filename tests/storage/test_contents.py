@@ -220,8 +220,9 @@ def test_the_archive_is_the_code_and_what_installs_it(made: Small) -> None:
         for name in names:
             file = tar.extractfile(name)
             assert file and file.read() == (PROJECT / name).read_bytes()
+    kinds = (".py", ".json", ".html", ".css", ".js")
     sources = {p.relative_to(PROJECT).as_posix() for name in ("flows", "tasks", "kernels", "model", "storage")
-               for p in (PROJECT / name).rglob("*") if p.suffix in (".py", ".json", ".html", ".css", ".js")}  # fmt: skip
+               for p in (PROJECT / name).rglob("*") if p.suffix in kinds}  # fmt: skip
     recipes = {f"deployments/recipes/{p.name}" for p in (PROJECT / "deployments" / "recipes").iterdir()}
     assert names == sorted(sources | recipes | {"pyproject.toml", "README.md", "LICENSE", "constraints.txt"})
     shutil.unpack_archive(made.published.path(archive_key(body.code)), made.folder / "code", "tar")
