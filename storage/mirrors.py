@@ -178,7 +178,7 @@ class Beside:
                     return sound(store, key, fetch)
             except FAULTS as error:
                 if isinstance(self._release, Mirrors):
-                    self._release.tell(store, key, error)
+                    self._release.tell(store, getattr(error, "key", "") or key, error)
                 failures.append(error)
         raise none_sound(key, failures) if failures else missing(self.uri, key)
 

@@ -16,9 +16,10 @@ from storage.audit.dispute import read as read_dispute
 from storage.audit.draw import Draw, draw_key, load_draw
 from storage.audit.statement import MAX_STATEMENT, check_night, parse_night, statement_key
 from storage.audit.witness import parse_witness, witness_key
-from storage.errors import CertificateFault, InputFault, UsageError
+from storage.errors import CertificateFault, InputFault, MissingObject, Refused, UsageError
 from storage.ledger import Ledger
-from storage.store import Readable, object_digest
+from storage.mirrors import Beside
+from storage.store import Readable, Store, object_digest
 
 AUDITS = "audits/"  # where a release holds them
 _DATED = re.compile(r".*/([^/]+)\.json")
@@ -36,6 +37,23 @@ def records_of(records: Readable, ledger: Ledger, base: str = "") -> dict[str, s
     for draw in draws:
         found |= _beacon(records, base, draw)
     return found | dict([*_certificates(records, ledger, base), *_disputes(records, ledger, base)])
+
+
+def find_draw(release: Store, records: Store, ledger: Ledger, date: str) -> Draw:
+    """The draw of a date, from this machine's records or those in the release; Refused where neither has it."""
+    try:
+        return load_draw(records, ledger, date)
+    except MissingObject:
+        pass
+    try:
+        published = Beside(release, AUDITS.removesuffix("/"))
+        return published.sound(draw_key(ledger.run_id, date), lambda store: load_draw(store, ledger, date))
+    except MissingObject:
+        raise Refused(
+            f"no draw of {date} is recorded in {records.uri} or in {release.uri}",
+            cause="the draw lies in another folder of records, or there was none",
+            next_step="verbatim coverage STORE lists the draws that are known; --records names another folder",
+        ) from None
 
 
 def _nights(records: Readable, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:

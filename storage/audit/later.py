@@ -16,7 +16,7 @@ from storage.audit.opening import load_gradient, load_opening
 from storage.classes import may_come_later
 from storage.errors import InputFault
 from storage.mirrors import present, stores_of
-from storage.objects import Keys
+from storage.objects import MAX_OBJECT, Keys
 from storage.release import RELEASE_KEY
 from storage.run import Run
 from storage.store import Store
@@ -79,5 +79,5 @@ class _Joined:
         here = (key for key in self._later if key.startswith(prefix))
         return sorted({*self._release.list(prefix), *here})
 
-    def read(self, key: str, digest: str | None = None, limit: int = 0) -> bytes:
+    def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
         return (self._copy if key in self._later else self._release).read(key, digest, limit)

@@ -27,7 +27,7 @@ from storage.audit.fingerprints import PRIME, chosen_tensor
 from storage.audit.opened import is_open, nearest_state, opened_beside, opening_key
 from storage.beside import load_digests
 from storage.engine import State
-from storage.errors import InputFault, Refused
+from storage.errors import InputFault, MissingObject, Refused
 from storage.ledger import Entry
 from storage.records import Count, Digest, Record, Text
 from storage.run import Run
@@ -177,9 +177,15 @@ def load_gradient(run: Run, opened: Opened) -> np.ndarray:
 
 def _read(store: Store, digest: str, size: int) -> bytes:
     key = checkpoint.object_key(digest)
-    if (found := store.size(key)) != size:
-        raise _fault(f"{key} holds {found} bytes, expected {size}")
-    return store.read(key, digest, limit=size)
+    try:
+        if (found := store.size(key)) != size:
+            raise _fault(f"{key} holds {found} bytes, expected {size}")
+        return store.read(key, digest, limit=size)
+    except MissingObject:  # then it may be the opening that names another
+        raise
+    except InputFault as fault:
+        fault.key = key
+        raise
 
 
 def _fault(message: str) -> InputFault:
