@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from storage.audit.beacon import Value, prepare
-from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, verify
+from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, check
 from storage.audit.dispute import MAX_DISPUTE, Dispute
 from storage.audit.dispute import read as read_dispute
 from storage.audit.draw import MAX_DRAW, Draw, parse_draw
@@ -27,6 +27,7 @@ BASES = ("", "audits/")  # where records lie: in a store of their own, in a rele
 class Evidence:
     """Records of one run, each once. disputes: "store: key" → the accuser's certificate, which is among the others.
     faulty: "store: key" → what is wrong; against: proofs of two histories.
+    found_in: address of each store that was read → how many records it has.
     """
 
     statements: list[Statement] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Evidence:
     disputes: dict[str, Body] = field(default_factory=dict)
     faulty: dict[str, str] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
+    found_in: dict[str, int] = field(default_factory=dict)
 
 
 def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
@@ -57,7 +59,7 @@ class _Collector:
 
     def read(self, store: Store, base: str) -> None:
         """Take every record below `base`; a record that was seen before is passed over, a draw is put by."""
-        run = self._ledger.run_id[:16]
+        run, number = self._ledger.run_id[:16], self.found.found_in
         for folder, limit, take in (
             (f"statements/{run}/", MAX_STATEMENT, self._night),
             (f"witnesses/{run}/", MAX_STATEMENT, self._witness),
@@ -65,7 +67,9 @@ class _Collector:
             ("certificates/", MAX_CERTIFICATE, self._certificate),
             ("disputes/", MAX_DISPUTE, self._dispute),
         ):
-            for key in store.list(base + folder):
+            keys = store.list(base + folder)
+            number[store.uri] = number.get(store.uri, 0) + len(keys)
+            for key in keys:
                 where = f"{store.uri}: {key}"
                 with self._told(where):
                     data = store.read(key, limit=limit)
@@ -102,10 +106,12 @@ class _Collector:
             self.found.missed.append(night)
 
     def _witness(self, data: bytes, where: str) -> None:
-        self.found.witnesses.append(parse_witness(data, where))
+        self.found.witnesses.append(parse_witness(data, where, self._ledger.run_id))
 
     def _put_by(self, data: bytes, where: str) -> None:
-        self._draws[where] = Draw.parse(data, where), data
+        draw = Draw.parse(data, where)
+        check_night(draw.statement, self._ledger)  # or any stranger could have curves computed and memory filled
+        self._draws[where] = draw, data
 
     def _draw(self, data: bytes, where: str) -> None:
         draw = parse_draw(data, where, self._ledger)
@@ -115,8 +121,9 @@ class _Collector:
 
     def _certificate(self, data: bytes, where: str) -> None:
         # One folder serves every run that its owner audits.
-        if Certificate.parse(data, where, CertificateFault).body.run == self._ledger.run_id:
-            self.found.certificates.append(verify(data, self._ledger).body)
+        certificate = Certificate.parse(data, where, CertificateFault)
+        if certificate.body.run == self._ledger.run_id:
+            self.found.certificates.append(check(certificate, self._ledger))
 
     def _dispute(self, data: bytes, where: str) -> None:
         certificate = Dispute.parse(data, where, CertificateFault).body.certificate

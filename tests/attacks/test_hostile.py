@@ -159,9 +159,9 @@ def test_a_hostile_record(
         store.create(key, PAYLOADS[payload])
         found = collect([store], ledger)
         assert list(found.faulty) == [f"{store.uri}: {key}"]
-        assert found == Evidence(faulty=found.faulty)
+        assert found == Evidence(faulty=found.faulty, found_in={store.uri: 1})
         store.delete(key)
-    assert not list(tmp_path.rglob(MARKER)) and collect([store], ledger) == Evidence()
+    assert not list(tmp_path.rglob(MARKER)) and collect([store], ledger) == Evidence(found_in={store.uri: 0})
     ends("told, and counts for nothing")
 
 
