@@ -49,7 +49,7 @@ chaos: .venv/installed ## more than 50 kills of a small run, which must end as t
 	$(BIN)/python -m tests.chaos
 
 attacks: .venv/installed ## cheats, forgeries and hostile files, each beside its honest twin and with its exact verdict (about 2 minutes)
-	$(BIN)/python -m pytest -v tests/attacks
+	$(BIN)/python -m pytest -q tests/attacks
 
 corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 5 minutes, and 4 on Ray)
 	$(BIN)/python -m tests.corpus

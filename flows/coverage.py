@@ -12,9 +12,9 @@ from typing import Any
 
 from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import EXAMPLES, first_for
-from storage.audit.keys import load_or_create_key
+from storage.audit.keys import Key, load_or_create_key
 from storage.audit.named import Named, load_named
-from storage.audit.opened import store_of_opening
+from storage.audit.opened import is_open
 from storage.audit.standing import Standing, standing
 from storage.audit.states import STATES, DrawnStep, drawn_steps, opened, parts
 from storage.errors import Divergence, InputFault
@@ -49,6 +49,10 @@ def report(store: str, records: list[str], named: Path | None, page: Path | None
         "waiting": found.waiting,
         "states": dict(found.states),
         "findings": [asdict(finding) for finding in found.findings],
+        "disputes": [
+            {"step": body.step, "by": names.get(body.auditor, body.auditor), "where": where}
+            for where, body in sorted(evidence.disputes.items())
+        ],
         "copied": found.copied,
         "faulty": evidence.faulty,
         "found_in": evidence.found_in,
@@ -81,6 +85,8 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield from (f"{number} records in {uri}" for uri, number in found["found_in"].items())
     whose = f"{found['certificates']} certificates, {found['unlisted']} of them by keys without a name"
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
+    for each in found["disputes"]:
+        yield f"dispute: step {each['step']}, by {each['by']}: {each['where']}; verbatim dispute judges it"
     yield from (f"copied: {said}" for said in found["copied"])
     yield from (f"not counted: {where}: {why}" for where, why in found["faulty"].items())
     levels = Counter(found["levels"])
@@ -126,30 +132,31 @@ def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> 
     of: how many drawn steps are open to the key. unit: of a step that was opened, one that nobody audited, else None.
     """
     release, ledger, evidence, names = _collected(store, records, named)
-    key, bodies = load_or_create_key(keys, "auditor").public, evidence.certificates
+    auditor, bodies = load_or_create_key(keys, "auditor"), evidence.certificates
+    key = auditor.public
     own = {body.step for body in bodies if body.auditor == key and isinstance(body.reproduced, Entry)}
     open_to = [
         row
         for row in drawn_steps(evidence, ledger, names, opened(release), datetime.now(UTC))
         if row.state != "confirmed" and row.step not in own
     ]
-    row = _choose(open_to, key, ledger.run_id)
+    row = _choose(open_to, auditor, ledger.run_id)
     if row is None:
         return {"key": key, "of": 0, "step": None}
-    unit = _unit(release, ledger, row.step, key, parts(bodies).get(row.step, set()))
+    unit = _unit(release, ledger, row.step, auditor, parts(bodies).get(row.step, set()))
     return {"key": key, "of": len(open_to), "step": row.step, "date": row.date, "state": row.state, "unit": unit}
 
 
-def _unit(release: Store, ledger: Ledger, step: int, key: str, done: set[str]) -> int | None:
+def _unit(release: Store, ledger: Ledger, step: int, key: Key, done: set[str]) -> int | None:
     """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
-    if store_of_opening(release, step) is None:
+    if not is_open(release, step):
         return None
     units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
     left = [unit for unit in range(units) if f"unit {unit}" not in done]
     return first_for(key, f"{ledger.run_id} step {step}", left) if left else None
 
 
-def _choose(rows: list[DrawnStep], key: str, run: str) -> DrawnStep | None:
+def _choose(rows: list[DrawnStep], key: Key, run: str) -> DrawnStep | None:
     """Steps that nobody answered come before those that keys without a name did, and these before attested ones."""
     if not rows:
         return None

@@ -10,8 +10,10 @@ import pytest
 import kernels
 from kernels.digest import digest
 from model.spec import RunSpec
+from storage.audit import dispute
 from storage.audit.beacon import LEAD, SCHEMES, Scheme, Value
-from storage.audit.certificate import Beacon, Body, save_certificate, sign
+from storage.audit.certificate import Beacon, Body, Certificate, save_certificate, sign
+from storage.audit.dispute import Claim, Dispute
 from storage.audit.draw import Draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.settle import draw_once
@@ -92,6 +94,18 @@ class Book:
         ).model_copy(update=changes)
         save_certificate(self.records, sign(body, self.key(name)))
         return body
+
+
+def disputed(certificate: bytes, key: Key, signer: Key | None = None) -> bytes:
+    """A dispute over a certificate of a no-match, its trace empty; signer: whoever signs in the accuser's place."""
+    claim = Claim(
+        certificate=Certificate.parse(certificate, "certificate"),
+        place=None,
+        contradicted="",
+        agreed="reference",
+        operations=[],
+    )
+    return Dispute(body=claim, signature=(signer or key).sign(claim.canonical(), dispute.PURPOSE)).canonical()
 
 
 def resigned(statement: Statement, key: Key, **changes: object) -> Statement:
