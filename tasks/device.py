@@ -1,4 +1,4 @@
-"""Whose turn it is on a device: long work waits for a slot of its backend's limit, device-<backend>, where there is one.
+"""Whose turn it is on a device: long work waits for a slot of the limit device-<backend>, where there is one.
 
 `make serve` makes the limits; the page Concurrency of the UI shows and changes them. Without a limit nobody waits.
 """
