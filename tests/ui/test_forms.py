@@ -63,10 +63,10 @@ def made(served: Served) -> set[str]:
 def look(page: Page, served: Served, run: str, picture: Path) -> str:
     """The run's page and its artifacts in pictures; returns the text that is seen there."""
     page.goto(f"{served.url}/runs/flow-run/{run}", wait_until="domcontentloaded")
-    page.get_by_role("tab", name="Logs").wait_for()
+    page.locator("#logs").wait_for()
     page.wait_for_timeout(1500)
     page.screenshot(path=picture.with_suffix(".logs.png"))
-    page.get_by_role("tab", name="Artifacts").click()
+    page.locator("#artifacts").click()
     page.wait_for_timeout(1500)
     page.screenshot(path=picture.with_suffix(".artifacts.png"), full_page=True)
     return page.inner_text("body")
