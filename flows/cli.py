@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ from tasks.references import AUDITS, KEYS
 if TYPE_CHECKING:
     from storage.audit.verdict import AuditProgress
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 errors = Console(stderr=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A name in deployments/recipes, such as demo, or a YAML file.")]
@@ -55,6 +56,21 @@ AnyBackendOption = Annotated[
 ]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 SHOWN = 20  # bad copies that are printed
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _line(f"verbatim {metadata.version('verbatim-audit-training')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What every command has."""
 
 
 @app.command()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from prefect import flow, tags
+from prefect import flow
 
-from flows.naming import named, short
+from flows.forms import Backend, Place, Recipe
+from flows.naming import named, tagged
 from storage import recipe as recipes
-from tasks.references import Backend, Trained, places
+from tasks.references import Trained, places
 from tasks.train import begin_run, report_run, train_segment
 
 
-@flow(flow_run_name=named("train", "recipe"))
-def train(recipe: str = "demo", folder: str = "", backend: Backend = "cpu") -> Trained:
+@flow(flow_run_name=named("train", "folder", "recipe"))
+def train(recipe: Recipe = "demo", folder: Place = "", backend: Backend = "cpu") -> Trained:
     """Train a prepared recipe to its end, or go on where it stopped.
 
     A segment that is killed is started again: it takes the newest whole checkpoint, repeats the steps that the ledger
@@ -24,9 +25,9 @@ def train(recipe: str = "demo", folder: str = "", backend: Backend = "cpu") -> T
         backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
     """
     where = places(recipe, folder)
-    begin_run(recipe, where.mix, where.run, backend)
-    with tags(f"run:{short(recipe)}"):
+    with tagged(where.name):
+        begin_run(recipe, where.mix, where.run, backend)
         for end in recipes.load(recipe).stops():
             # Called, not submitted: a cancellation reaches the main thread only.
             train_segment(recipe, where.run, where.mix, end, backend)
-    return report_run(where.run)
+        return report_run(where.run)

@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 from storage.ahead import ahead
 from storage.errors import InputFault, MissingObject, StorageError, UsageError
 from storage.objects import (
+    MAX_KEY,
     MAX_OBJECT,
     SEGMENT,
     Data,
@@ -209,4 +210,4 @@ class S3Store:
 
 
 def _is_key(text: str) -> bool:
-    return all(SEGMENT.match(segment) for segment in text.split("/"))
+    return len(text) <= MAX_KEY and all(SEGMENT.match(segment) for segment in text.split("/"))

@@ -36,6 +36,7 @@ EXCEPTIONS = {
     ("storage/s3_requests.py", "botocore"): "speaks to S3 servers; only who has a store there installs it",
     ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
     ("model/wire.py", "torch"): "the same",
+    ("tasks/progress.py", "httpx"): "knows what Prefect's client raises where the server is away",
     ("tasks/process.py", "torch"): "asks torchrun which options it has",
 }
 # The types that all backends share, which obey the same rule as the reference.
