@@ -12,6 +12,7 @@ twice where a release is made, and anyone can tell from the checkpoint what must
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def exported(run: Run, program: bytes) -> dict[str, Assembly]:
     step, tokenizer = made[-1], run.stream.manifest.mix.tokenizer
     key = run.stream.base + TOKENIZER
     span = Span(run.stream.store, key, 0, run.stream.store.size(key))
-    config = _config(run, step)
+    config = (json.dumps(config_of(run, step), indent=1) + "\n").encode()
     return _weights(run, step) | {
         FOLDER + "config.json": Assembly.of(config),
         FOLDER + TOKENIZER: Assembly((span,), tokenizer.digest),
@@ -49,10 +50,11 @@ def exported(run: Run, program: bytes) -> dict[str, Assembly]:
     }
 
 
-def _config(run: Run, step: int) -> bytes:
-    """Plain JSON. attention_windows: how many tokens a query of each layer sees, its own included."""
-    m = run.spec.model
-    document = {
+def config_of(run: Run, step: int) -> dict[str, Any]:
+    """Plain values. attention_windows: how many tokens a query of each layer sees, its own included; tokenizer: the
+    digest of its file."""
+    m, tokenizer = run.spec.model, run.stream.manifest.mix.tokenizer
+    return {
         "run": run.ledger.run_id,
         "name": run.spec.name,
         "step": step,
@@ -69,9 +71,9 @@ def _config(run: Run, step: int) -> bytes:
         "attention_windows": [m.seq_len if m.is_full(layer) else m.window for layer in range(m.layers)],
         "rope_theta": m.rope_theta,
         "norm_eps": float(m.norm_eps),
-        "end_of_text": run.stream.manifest.mix.tokenizer.end_of_text,
+        "end_of_text": tokenizer.end_of_text,
+        "tokenizer": tokenizer.digest,
     }
-    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _weights(run: Run, step: int) -> dict[str, Assembly]:
