@@ -1,4 +1,4 @@
-"""The commands that say what a model is worth: evaluate, generate. cli.py registers them."""
+"""The commands that say what a model is worth: evaluate, score, generate. cli.py registers them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's cer
 def register(app: typer.Typer, say: Callable[[bool], Report], show: Show) -> None:
     """Add the commands to the program. say: shows progress, or is quiet; show: prints a verdict."""
     _add_evaluate(app, say, show)
+    _add_score(app)
     _add_generate(app)
 
 
@@ -62,6 +63,47 @@ def _add_evaluate(app: typer.Typer, say: Callable[[bool], Report], show: Show) -
         result = evaluation.check(address, step, backend, kept, str(keys.absolute()), say(as_json), copies)
         show(result, as_json)
         raise typer.Exit(int(result["exit_code"]))
+
+
+def _add_score(app: typer.Typer) -> None:
+    @app.command()
+    def score(
+        run: Annotated[str, typer.Argument(help="A run's folder, or a published run: folder, file:// or s3://.")],
+        tasks: Annotated[Path, typer.Option(help="A YAML file of tasks, such as deployments/olmes.yaml.")],
+        step: Annotated[int | None, typer.Option(min=0, help="Which checkpoint. Default: the last.")] = None,
+        records: RecordsOption = AUDITS,
+        keys: KeysOption = KEYS,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Ask a checkpoint multiple-choice tasks, by lm-eval.
+
+        It is exported to plain PyTorch first. Each task is asked in two formulations, completions and letters, of which
+        the better counts. The signed record names the state. `make olmes` installs lm-eval once, in an environment of
+        its own.
+
+        \b
+        Example: verbatim score runs/demo/published --tasks deployments/olmes.yaml
+        """
+        from tasks import olmes
+
+        done = olmes.evaluate(absolute(run), tasks, str(records.absolute()), str(keys.absolute()), step)
+        if as_json:
+            print(json.dumps(done))
+            return
+        for text in score_lines(done):
+            line(text)
+
+
+def score_lines(done: dict[str, Any]) -> list[str]:
+    """A record of scores as text, a task a line."""
+    lines = []
+    for name, found in done["scores"].items():
+        shares = (
+            f"{form.replace('_', ' ')} {right / found['questions']:.1%}" for form, right in found["right"].items()
+        )
+        lines.append(f"{name}: {', '.join(shares)} of {found['questions']:,}")
+    macro = f"state {done['step']}: {done['macro']:.1%} on average, the better formulation of each task"
+    return [*lines, macro, f"record: {done['record']}"]
 
 
 def _add_generate(app: typer.Typer) -> None:

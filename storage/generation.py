@@ -13,13 +13,11 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from storage import checkpoint
-from storage.errors import InputFault, Refused, UsageError
-from storage.export import TOKENIZER, config_of
-from storage.ledger import HEADER_KEY
+from storage.errors import InputFault, UsageError
+from storage.export import TOKENIZER, check_tokenizer, chosen_step, config_of
 from storage.plain_model import Model, said
-from storage.run import Run, open_release, open_run
-from storage.store import LocalStore, Store, object_digest, open_store
-from storage.stream import Stream
+from storage.run import Run, open_at
+from storage.store import LocalStore, Store, open_store
 
 CONFIG = "config.json"
 MAX_TOKENIZER = 1 << 28
@@ -55,12 +53,7 @@ def speaker(address: str, step: int | None = None, device: str = "cpu") -> Speak
         if step is not None:
             raise UsageError("an export is of one state; --step chooses among a run's checkpoints")
         return _of_export(store, device)
-    if HEADER_KEY in store.list(HEADER_KEY):
-        return _of_run(open_release(store), step, device)
-    beside = [open_store(f"{address.rstrip('/')}/{part}") for part in ("run", "mix")]
-    if HEADER_KEY in beside[0].list(HEADER_KEY):
-        return _of_run(open_run(beside[0], Stream.open(beside[1])), step, device)
-    raise Refused(f"{address} holds neither an export nor a run", next_step="check the address")
+    return _of_run(open_at(address), step, device)
 
 
 def _check_device(device: str) -> None:
@@ -71,18 +64,12 @@ def _check_device(device: str) -> None:
 
 
 def _of_run(run: Run, step: int | None, device: str) -> Speaker:
-    made = checkpoint.steps(run.store)
-    if not made or step not in (None, *made):
-        raise Refused(
-            f"{run.store.uri} has no checkpoint {'' if step is None else step}; it has {made or 'none'}",
-            next_step="choose one of these with --step",
-        )
-    chosen = made[-1] if step is None else step
+    chosen = chosen_step(run, step)
     wanted = [f"weights/{name}" for name in run.spec.model.shapes()]
     weights = checkpoint.load(run.store, run.ledger, chosen, wanted=wanted).weights
     config, stream = config_of(run, chosen), run.stream
     tokenizer = stream.store.read(stream.base + TOKENIZER, limit=MAX_TOKENIZER)
-    return Speaker(Model(config, weights, device), checked_tokenizer(tokenizer, config))
+    return Speaker(Model(config, weights, device), _tokenizer(tokenizer, config))
 
 
 def _of_export(store: Store, device: str) -> Speaker:
@@ -92,15 +79,9 @@ def _of_export(store: Store, device: str) -> Speaker:
         model = Model.load(store.root, device)
     except (ValueError, KeyError, SafetensorError) as error:
         raise InputFault(f"{store.uri}: not an export: {error}", cause="a file was damaged or edited") from None
-    return Speaker(model, checked_tokenizer(store.read(TOKENIZER, limit=MAX_TOKENIZER), model.config))
+    return Speaker(model, _tokenizer(store.read(TOKENIZER, limit=MAX_TOKENIZER), model.config))
 
 
-def checked_tokenizer(data: bytes, config: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of an export's config; InputFault for another one."""
-    if (found := object_digest(data)) != (expected := config.get("tokenizer")):
-        raise InputFault(
-            f"{TOKENIZER} has digest {found}, the model was trained with {expected}",
-            cause="the tokenizer is another model's, or was edited",
-            next_step="take it from the release that the weights are from",
-        )
+def _tokenizer(data: bytes, config: dict[str, Any]) -> Tokenizer:
+    check_tokenizer(data, config)
     return Tokenizer.from_str(data.decode())

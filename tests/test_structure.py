@@ -38,6 +38,9 @@ EXCEPTIONS = {
     ("storage/s3_requests.py", "botocore"): "speaks to S3 servers; only who has a store there installs it",
     ("storage/watch.py", "torch"): "ranks tell how far they are through the store of torchrun's launcher",
     ("model/wire.py", "torch"): "the same",
+    ("tasks/lm_eval_child.py", "lm_eval"): "runs in lm-eval's own environment; never imported",
+    ("tasks/lm_eval_child.py", "torch"): "the same",
+    ("tasks/lm_eval_child.py", "tokenizers"): "the same",
     ("tasks/process.py", "torch"): "asks torchrun which options it has",
 }
 # The types that all backends share, which obey the same rule as the reference.

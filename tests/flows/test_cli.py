@@ -19,7 +19,7 @@ from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
 COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "witness", "coverage", "next")
-COMMANDS += ("verify", "accuse", "dispute", "docs", "doctor", "evaluate", "generate")
+COMMANDS += ("verify", "accuse", "dispute", "docs", "doctor", "evaluate", "score", "generate")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
