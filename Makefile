@@ -8,7 +8,7 @@ export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 arm64 bench-cpu \
-	bench-corpus bench-s3 unit-1b olmes lint serve clean
+	bench-corpus bench-s3 unit-1b olmes ui lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,10 +29,10 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
 test: lint ## style, types and all tests but the slow ones, two files at a time (about 25 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3 and not ui' --ignore tests/ui
 
 test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
-	$(BIN)/python -m pytest -m 'slow and not s3'
+	$(BIN)/python -m pytest -m 'slow and not s3 and not ui' --ignore tests/ui
 
 ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (about 6 minutes; Linux on x86-64)
 	$(BIN)/python -m tests.kernels.nvidia.ptx
@@ -81,12 +81,16 @@ olmes: ## only set up .venv-olmes, in which lm-eval asks an exported model tasks
 	@test -x .venv-olmes/bin/python || $(PYTHON) -m venv .venv-olmes
 	.venv-olmes/bin/python -m pip install -qq --disable-pip-version-check -r deployments/olmes.txt
 
+ui: .venv/installed ## the UI in a browser, real server and worker, cancelled and killed (about 15 minutes; needs chromium)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[ui]'
+	$(BIN)/python -m pytest tests/ui
+
 lint: .venv/installed ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 serve: .venv/installed ## the UI with the runs' history, and a worker that starts deployments
-	$(BIN)/python -m flows.server
+	$(BIN)/python -m flows.serving
 
 clean: ## remove the environment and runs/: every run, certificate and signing key
 	rm -rf .venv .venv-olmes runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from prefect import flow, tags
+from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.naming import short
+from flows.forms import Address, Addresses, Backend, Place, Step
+from flows.naming import short, tagged
 from tasks.audit import audit_step
-from tasks.references import Audited, Backend, Step, absolute, records_of
+from tasks.references import Audited, absolute, records_of
 
 
 def _name() -> str:
@@ -18,11 +19,11 @@ def _name() -> str:
 
 @flow(flow_run_name=_name)
 def audit(
-    published: str = "runs/demo/published",
+    published: Address = "runs/demo/published",
     step: Step = None,
     backend: Backend = "cpu",
-    records: str = "",
-    mirrors: tuple[str, ...] = (),
+    records: Place = "",
+    mirrors: Addresses = (),
 ) -> Audited:
     """Replay one step, or regenerate the initial state, and compare every field of its ledger entry.
 
@@ -33,6 +34,6 @@ def audit(
         records: Folder for this machine's draws and certificates. Empty: runs/audits.
         mirrors: Further copies, folders or addresses. What is bad in one is reported, and taken from another.
     """
-    with tags(f"run:{short(published)}", "initial" if step is None else f"step:{step}"):
+    with tagged(published, "initial" if step is None else f"step:{step}"):
         copies = [absolute(mirror) for mirror in mirrors]
         return audit_step(absolute(published), step, backend, records_of(records), mirrors=copies)

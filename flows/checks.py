@@ -13,13 +13,13 @@ from storage.audit import certificate, draw, held_out, statement
 from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
 from storage.audit.verdict import Report
-from storage.errors import InputFault, UsageError, VerbatimError
-from storage.ledger import Ledger
+from storage.errors import InputFault, LedgerFault, UsageError, VerbatimError
+from storage.ledger import HEADER_KEY, MAX_HEADER, Header, Ledger
 from storage.memory import forecast
 from storage.mirrors import bad_copies, open_copies
 from storage.named import read_file
 from storage.provenance import PACKAGES, provenance
-from storage.store import open_store
+from storage.store import Store, open_store
 
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
@@ -85,9 +85,14 @@ def memory(recipe: str, run: str, backend: str) -> list[dict[str, Any]]:
     if (recipe == "") == (run == ""):
         raise UsageError("give either --recipe NAME or --run ADDRESS", next_step="verbatim doctor --help")
     asked = recipes.load(recipe) if recipe else None
-    spec = asked.run if asked else Ledger(open_store(run)).header.run_spec()
+    spec = asked.run if asked else _header(open_store(run)).run_spec()
     device = None if backend == COUNTED[0] else engine.load_backend(backend).device_memory()
     return [found.document() for found in forecast(spec, device, asked.plan.processes if asked else 1)]
+
+
+def _header(store: Store) -> Header:
+    """What the run is; its entries, of which a server gives one at a time, are not read."""
+    return Header.parse(store.read(HEADER_KEY, limit=MAX_HEADER), HEADER_KEY, LedgerFault)
 
 
 def machine(backend: str, report: Callable[[str], None]) -> dict[str, Any]:

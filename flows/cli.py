@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ from tasks.references import AUDITS, KEYS
 if TYPE_CHECKING:
     from storage.audit.verdict import AuditProgress
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 errors = Console(stderr=True)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A name in deployments/recipes, such as demo, or a YAML file.")]
@@ -55,6 +56,21 @@ AnyBackendOption = Annotated[
 ]
 RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's draws and certificates.")]
 SHOWN = 20  # bad copies that are printed
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _line(f"verbatim {metadata.version('verbatim-audit-training')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What every command has."""
 
 
 @app.command()
@@ -248,11 +264,14 @@ def verify(
 
 @app.command()
 def docs(
-    store: Annotated[str, typer.Argument(help="A published run, a run's folder or a mix: folder or file:// address.")],
+    store: Annotated[
+        str, typer.Argument(help="A published run, a run's folder or a mix: a folder, file:// or s3:// address.")
+    ],
     step: Annotated[int | None, typer.Option(min=0, help="Which documents did this step see?")] = None,
     window: Annotated[int | None, typer.Option(min=0, help="Which are in this window of the stream?")] = None,
     doc: Annotated[str, typer.Option(help="Which steps saw the document with this id, and what does it say?")] = "",
     search: Annotated[str, typer.Option(help="Which documents hold this text? Reads every window.")] = "",
+    mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask which documents a step saw, and which steps saw a document.
@@ -266,19 +285,22 @@ def docs(
     """
     from flows.docs import ask, lines
 
-    answer = ask(_absolute(store), step, window, doc, search, _read_so_far(as_json))
+    answer = ask([_absolute(store), *_all_absolute(mirror)], step, window, doc, search, _read_so_far(as_json))
     if as_json:
         print(json.dumps(answer))
     else:
         for line in lines(answer):
             _line(line)
+        _show_bad(answer["bad_copies"])
 
 
 @app.command()
 def doctor(
     backend: AnyBackendOption = "cpu",
     recipe: Annotated[str, typer.Option(help="Say instead what a recipe's pieces of work take of memory.")] = "",
-    run: Annotated[str, typer.Option(help="The same of a run, published or not: a folder or file:// address.")] = "",
+    run: Annotated[
+        str, typer.Option(help="The same of a run, published or not: a folder, file:// or s3:// address.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Check this installation and this machine.

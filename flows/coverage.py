@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.audit.collect import Evidence, collect
-from storage.audit.coverage import detection, first_for, proven
+from storage.audit.coverage import first_for, proven
 from storage.audit.keys import load_or_create_key
 from storage.audit.named import Named, load_named
 from storage.audit.opened import store_of_opening
@@ -40,7 +41,7 @@ def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]
     audited = Audited.of(evidence.certificates, names, steps)
     levels = [audited.level(step) for step in range(steps)]
     found = proven(rows, steps)
-    chances = {str(bad): detection(found.audited, steps, bad) for bad in EXAMPLES if bad <= steps} if steps else {}
+    chances = {str(bad): found.detection(bad) for bad in EXAMPLES if bad <= steps}
     against = findings(evidence, names, now)
     return {
         "run": ledger.run_id,
@@ -51,11 +52,12 @@ def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]
         "findings": [asdict(finding) for finding in against],
         "copied": copies(evidence.certificates),
         "faulty": evidence.faulty,
+        "found_in": evidence.found_in,
         "named": sorted(set(names.values())),
         "certificates": len(evidence.certificates),
         "unlisted": sum(body.auditor not in names for body in evidence.certificates),
         "levels": levels,
-        "proven": asdict(found) | {"chances": chances},
+        "proven": asdict(found) | {"smallest": found.smallest, "chances": chances},
         "exit_code": _exit_code(levels, [finding.kind for finding in against]),
     }
 
@@ -76,6 +78,7 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield from _table(found["drawn"])
     for state, number in found["states"].items():
         yield f"{number} {state}: {STATES[state]}"
+    yield from (f"{number} records in {uri}" for uri, number in found["found_in"].items())
     whose = f"{found['certificates']} certificates, {found['unlisted']} of them by keys without a name"
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
     yield from (f"copied: {said}" for said in found["copied"])
@@ -106,6 +109,10 @@ def _proven(found: dict[str, Any]) -> Iterator[str]:
         return
     chances = ", ".join(f"{bad} with {chance:.1%}" for bad, chance in found["chances"].items())
     yield f"{found['audited']} of {found['steps']} steps were drawn and audited; so many bad ones would show: {chances}"
+    if (later := found["steps"] - max(n for n, _ in found["heads"])) > 0:
+        yield f"the last {later} steps came after every draw of these: of them alone nothing is proven"
+    if found["unaudited"]:
+        yield f"{found['unaudited']} more were drawn and not audited by a named key: bad ones may be among them"
     if found["on_word"]:
         yield f"{found['on_word']} of them were drawn on the trainer's word: no key that you count saw the statement"
     yield f"the smallest number of bad steps that would have been found with 95 %: {found['smallest']}"
@@ -156,7 +163,7 @@ def next_lines(found: dict[str, Any], store: str) -> Iterator[str]:
         yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
         return
     yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: one of {found['of']} open to this key"
-    command = f"verbatim audit {store} --draw {found['date']} --step {found['step']}"
+    command = f"verbatim audit {shlex.quote(store)} --draw {found['date']} --step {found['step']}"
     yield f"next: {command}"
     if found["unit"] is not None:
         yield f"or one unit of it, in a fraction of the time: {command} --unit {found['unit']}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from storage.corpus.index import Document
 from storage.errors import UsageError
+from storage.mirrors import bad_copies
 from storage.questions import Piece, Questions, Shown, Sighting
 from storage.search import search
 
@@ -15,31 +16,48 @@ LISTED = 20  # documents of a search, and steps of a document, that a person is 
 
 
 def ask(
-    address: str, step: int | None, window: int | None, document: str, text: str, tell: Callable[[int, int], None]
+    copies: Sequence[str],
+    step: int | None,
+    window: int | None,
+    document: str,
+    text: str,
+    tell: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """The answer to the one question that is given: {store, mix_root, run, windows, documents}.
+    """The answer to the one question that is given: {store, mix_root, run, windows, documents, bad_copies}.
 
-    windows: those of a step, or the one asked for, with the pieces of documents that they hold; documents: each with
-    all windows and steps of the run that see it.
+    copies: the address, and those of further copies of a published run. windows: those of a step, or the one asked for,
+    with the pieces of documents that they hold; documents: each with all windows and steps of the run that see it.
     """
     if [step is not None, window is not None, document != "", text != ""].count(True) != 1:
         raise UsageError(
             "give one of --step NUMBER, --window NUMBER, --doc ID, --search TEXT", next_step="verbatim docs --help"
         )
-    questions = Questions.open(address)
-    answer = {"store": address, "mix_root": questions.stream.manifest.root, "run": _run(questions)}
+    questions = Questions.open(copies[0], copies[1:])
+    answer = {"store": copies[0], "mix_root": questions.stream.manifest.root, "run": _run(questions)}
+    found = _answer(questions, step, window, document, text, tell)
+    return answer | found | {"bad_copies": [copy.document() for copy in bad_copies(questions.stream.store)]}
+
+
+def _answer(
+    questions: Questions,
+    step: int | None,
+    window: int | None,
+    document: str,
+    text: str,
+    tell: Callable[[int, int], None],
+) -> dict[str, Any]:
     if text:
         hits = search(questions, text, tell)
         more = [{"matches": hit.matches, "excerpt": hit.excerpt} for hit in hits]
-        return answer | {"windows": [], "documents": _documents(questions, [hit.document for hit in hits], more)}
+        return {"windows": [], "documents": _documents(questions, [hit.document for hit in hits], more)}
     if document:
         read = questions.document(document)
         more = [{"text": read.text, "missing": read.missing}]
-        return answer | {"windows": [], "documents": _documents(questions, [read.document], more)}
+        return {"windows": [], "documents": _documents(questions, [read.document], more)}
     shown = questions.step(step) if step is not None else questions.window(window or 0)
     found = {piece.document.id: piece.document for one in shown for piece in one.pieces}
     documents = _documents(questions, list(found.values()), [{} for _ in found])
-    return answer | {"windows": [_window(one) for one in shown], "documents": documents}
+    return {"windows": [_window(one) for one in shown], "documents": documents}
 
 
 def _run(questions: Questions) -> dict[str, Any] | None:

@@ -32,6 +32,11 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
+# A flow tells the server that it lives; a run whose process was killed is found by its silence (flows/serving.py).
+ALIVE = {
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds; Prefect allows no less
+    "PREFECT_CLIENT_MAX_RETRIES": "7",  # 2, 4, 8, … seconds apart: a server that restarts is waited for
+}
 
 
 def kernels_digest(folder: Path = PROJECT / "kernels") -> str:
@@ -48,7 +53,7 @@ def variables() -> dict[str, str]:
     """Every variable with the value the project wants; a value that the caller has set already wins over these."""
     # Numba does not notice a changed callee in another file, so its cache is named by what was compiled.
     cache = {"NUMBA_CACHE_DIR": str(CACHE / "numba" / kernels_digest()[:16])}
-    return {**SPEED, **(NO_TILES if has_tiles() else {}), **QUIET, **cache, "PREFECT_HOME": str(PREFECT_HOME)}
+    return {**SPEED, **(NO_TILES if has_tiles() else {}), **QUIET, **ALIVE, **cache, "PREFECT_HOME": str(PREFECT_HOME)}
 
 
 def has_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

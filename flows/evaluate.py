@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from prefect import flow, tags
+from prefect import flow
 
-from flows.naming import named, short
+from flows.forms import Address, Backend, Place, Step
+from flows.naming import named, tagged
 from tasks.evaluate import check_held_out, score
-from tasks.references import Audited, Backend, Scored, Step, absolute, records_of
+from tasks.references import Audited, Scored, absolute, records_of
 
 
 @flow(flow_run_name=named("evaluate", "published"))
 def evaluate(
-    published: str = "runs/demo/published",
+    published: Address = "runs/demo/published",
     step: Step = None,
-    tasks: str = "",
+    tasks: Place = "",
     backend: Backend = "cpu",
-    records: str = "",
+    records: Place = "",
 ) -> tuple[Audited, Scored | None]:
     """Measure held-out losses again and compare them with the signed record; ask tasks, by lm-eval.
 
@@ -26,7 +27,7 @@ def evaluate(
         backend: For the held-out losses: cpu, nvidia on an NVIDIA GPU, or reference, which is slow. It changes no bit.
         records: Folder for this machine's certificates and records. Empty: runs/audits.
     """
-    with tags(f"run:{short(published)}"):
+    with tagged(published):
         address, kept = absolute(published), records_of(records)
         audited = check_held_out(address, step, backend, kept)
         return audited, score(address, absolute(tasks), audited.step, kept) if tasks else None

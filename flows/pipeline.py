@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from flows.audit import audit
-from flows.naming import named
+from flows.forms import Audits, Backend, Place, Recipe
+from flows.naming import named, tagged
 from flows.prepare import prepare
 from flows.publish import publish
 from flows.sample import nightly_sample
 from flows.train import train
-from tasks.references import Audited, Backend, Mix, Published, Trained, places
-
-Audits = Annotated[int, Field(ge=0)]
+from tasks import show
+from tasks.references import Audited, Mix, Places, Published, Trained, places
 
 
 class Chain(BaseModel):
@@ -32,8 +30,8 @@ class Chain(BaseModel):
     seconds: dict[str, float]
 
 
-@flow(flow_run_name=named("pipeline", "recipe"))
-def pipeline(recipe: str = "demo", folder: str = "", backend: Backend = "cpu", audits: Audits = 2) -> Chain:
+@flow(flow_run_name=named("pipeline", "folder", "recipe"))
+def pipeline(recipe: Recipe = "demo", folder: Place = "", backend: Backend = "cpu", audits: Audits = 2) -> Chain:
     """Prepare, train, publish; then, from the published run alone, audit the initial state and a sample of steps.
 
     Args:
@@ -44,6 +42,13 @@ def pipeline(recipe: str = "demo", folder: str = "", backend: Backend = "cpu", a
         audits: How many steps to draw and audit, beside the initial state.
     """
     where = places(recipe, folder)
+    with tagged(where.name):
+        chain = _chain(recipe, where, backend, audits)
+    _show(chain)
+    return chain
+
+
+def _chain(recipe: str, where: Places, backend: Backend, audits: int) -> Chain:
     root = str(where.root)
     clock = {"start": time.monotonic()}
     mix = prepare(recipe, root)
@@ -56,11 +61,20 @@ def pipeline(recipe: str = "demo", folder: str = "", backend: Backend = "cpu", a
     done += nightly_sample(release.uri, audits, backend, where.audits) if audits else []
     clock["audit"] = time.monotonic()
     seconds = {name: clock[name] - before for before, name in zip(clock.values(), list(clock)[1:])}
-    verdicts = ", ".join(f"{audited.piece} {audited.verdict.upper()}" for audited in done)
-    create_markdown_artifact(
-        f"**{run.steps} steps trained and published; audited: {verdicts}**\n\n"
-        f"- trajectory root `{run.trajectory_root}`\n- mix root `{mix.mix_root}`\n- published at `{release.uri}`\n",
-        key="chain",
-        description=f"Result of {root}",
-    )
     return Chain(mix=mix, run=run, release=release, audits=done, seconds=seconds)
+
+
+def _show(chain: Chain) -> None:
+    mix, run, release = chain.mix, chain.run, chain.release
+    verdicts = ", ".join(f"{audited.piece} {audited.verdict.upper()}" for audited in chain.audits)
+    show.result(
+        "chain",
+        f"{run.steps} steps trained and published; audited: {verdicts or 'nothing'}",
+        (
+            show.link(release.uri),
+            f"trajectory root `{run.trajectory_root}`",
+            f"mix root `{mix.mix_root}`",
+            ", ".join(f"{name} {value:.0f} s" for name, value in chain.seconds.items()),
+        ),
+        f"Result of {run.uri}",
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.naming import named
+from flows.forms import Place, Recipe
+from flows.naming import named, tagged
 from tasks.prepare import prepare_mix
 from tasks.references import Mix, places
 
 
-@flow(flow_run_name=named("prepare", "recipe"))
-def prepare(recipe: str = "demo", folder: str = "") -> Mix:
+@flow(flow_run_name=named("prepare", "folder", "recipe"))
+def prepare(recipe: Recipe = "demo", folder: Place = "") -> Mix:
     """Cut a recipe's pinned text into windows. Doing it twice gives the same root; files already there are kept.
 
     Args:
@@ -18,4 +19,6 @@ def prepare(recipe: str = "demo", folder: str = "") -> Mix:
         folder: Where the run lives (windows in mix/, ledger and checkpoints in run/). Empty: runs/ and the recipe's
             name.
     """
-    return prepare_mix(recipe, places(recipe, folder).mix)
+    where = places(recipe, folder)
+    with tagged(where.name):
+        return prepare_mix(recipe, where.mix)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.naming import named
+from flows.forms import Address, Place
+from flows.naming import named, tagged
 from tasks.publish import publish_run
 from tasks.references import Places, Published, absolute
 
 
 @flow(flow_run_name=named("publish", "folder"))
-def publish(folder: str = "runs/demo", target: str = "", records: str = "") -> Published:
+def publish(folder: Address = "runs/demo", target: Place = "", records: Place = "") -> Published:
     """Copy a run and its windows to a store, read back every object and compare, then sign the release.
 
     Args:
@@ -21,4 +22,5 @@ def publish(folder: str = "runs/demo", target: str = "", records: str = "") -> P
     """
     where = Places.of(folder)
     to = absolute(target) if target else where.published
-    return publish_run(where.run, where.mix, to, absolute(records) if records else "")
+    with tagged(where.name):
+        return publish_run(where.run, where.mix, to, absolute(records) if records else "")

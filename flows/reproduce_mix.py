@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.naming import named
+from flows.forms import Place, Recipe
+from flows.naming import named, tagged
 from tasks.prepare import claim_folder, compare_mixes, prepare_mix
 from tasks.references import Mix, absolute, places
 
 
-@flow(flow_run_name=named("reproduce the mix of", "recipe"))
-def reproduce_mix(recipe: str = "demo", published: str = "", folder: str = "") -> Mix:
+@flow(flow_run_name=named("reproduce the mix of", "folder", "recipe"))
+def reproduce_mix(recipe: Recipe = "demo", published: Place = "", folder: Place = "") -> Mix:
     """Fails, naming the first source, file and window that differ, unless the rebuilt mix is the recorded one.
 
     Args:
@@ -22,7 +23,8 @@ def reproduce_mix(recipe: str = "demo", published: str = "", folder: str = "") -
     """
     where = places(recipe, folder)
     recorded = absolute(published) if published else where.mix
-    claim_folder(recorded, where.rebuilt_mix)
-    rebuilt = prepare_mix(recipe, where.rebuilt_mix)
-    compare_mixes(recorded, rebuilt.uri)
+    with tagged(where.name):
+        claim_folder(recorded, where.rebuilt_mix)
+        rebuilt = prepare_mix(recipe, where.rebuilt_mix)
+        compare_mixes(recorded, rebuilt.uri)
     return rebuilt

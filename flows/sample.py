@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from prefect import flow, tags
+from prefect import flow
 
-from flows.naming import named, short
+from flows.forms import Address, Backend, Count, Place
+from flows.naming import named, tagged
 from tasks.audit import AuditFailed, audit_step
-from tasks.references import Audited, Backend, Count, absolute, records_of
+from tasks.references import Audited, absolute, records_of
 from tasks.sample import draw_steps
 
 
 @flow(flow_run_name=named("nightly sample of", "published"))
 def nightly_sample(
-    published: str = "runs/demo/published",
+    published: Address = "runs/demo/published",
     count: Count = 1,
     backend: Backend = "cpu",
-    records: str = "",
-    beacon: str = "",
+    records: Place = "",
+    beacon: Place = "",
 ) -> list[Audited]:
     """Settle all nights up to this one, and audit the steps that were drawn.
 
@@ -33,14 +34,15 @@ def nightly_sample(
             that a witness can see the statement before. Or a file with a public random value. Empty: one is drawn here,
             on our word alone.
     """
-    kept = records_of(records)
-    drawn = draw_steps(absolute(published), count, kept, beacon)
+    kept, release = records_of(records), absolute(published)
     done: list[Audited] = []
     failed: list[AuditFailed] = []
+    with tagged(published):
+        drawn = draw_steps(release, count, kept, beacon)
     for night, step in ((night, step) for night, steps in drawn.items() for step in steps):
-        with tags(f"run:{short(published)}", f"draw:{night}", f"step:{step}"):
+        with tagged(published, f"draw:{night}", f"step:{step}"):
             try:
-                done.append(audit_step(absolute(published), step, backend, kept, night))
+                done.append(audit_step(release, step, backend, kept, night))
             except AuditFailed as error:  # every step that was drawn is answered, whatever became of another
                 failed.append(error)
     if failed:

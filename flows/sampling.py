@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,14 +43,15 @@ def sample_lines(done: dict[str, Any], store: str) -> Iterator[str]:
         yield f"{date}: not drawn, which counts against the run: {why}"
     for date, draw in done["draws"].items():
         yield f"draw of {date}: steps {', '.join(map(str, draw['steps']))}"
+    where = shlex.quote(store)
     if done["due"]:
-        yield f"next: verbatim witness {store}, by another; the round comes out at {done['due']}, then sample again"
+        yield f"next: verbatim witness {where}, by another; the round comes out at {done['due']}, then sample again"
     else:
-        yield f"next: verbatim audit {store} --draw {done['date']} --step {done['steps'][0]}"
+        yield f"next: verbatim audit {where} --draw {done['date']} --step {done['steps'][0]}"
 
 
 def witness(store: str, statements: str, records: str, keys: Path) -> list[dict[str, Any]]:
-    """Witness every statement in the store `statements` whose round is to come; {date, digest, says, exit_code}."""
+    """Witness every statement in the store `statements` whose round is not out; {statement, says, exit_code}."""
     ledger, source, kept = Ledger(open_store(store)), open_store(statements), open_store(records)
     key, now, done = load_or_create_key(keys, "witness"), datetime.now(UTC), []
     for place in source.list(f"statements/{ledger.run_id[:16]}/"):
@@ -61,9 +63,15 @@ def witness(store: str, statements: str, records: str, keys: Path) -> list[dict[
         except VerbatimError as error:
             done.append({"statement": place, "says": error.message, "exit_code": error.exit_code})
         else:
-            said = f"seen at {signed.body.seen} by key {key.public}; round {night.body.round} is to come"
+            said = f"seen at {signed.body.seen} by key {key.public}; {_when(night, now)}"
             done.append({"statement": place, "says": said, "exit_code": 0})
     return done
+
+
+def _when(night: Statement, now: datetime) -> str:
+    if round_is_out(night.body, now) is None:
+        return "its round has no time: this shows only that it was not exchanged later"
+    return f"round {night.body.round} is to come"
 
 
 def witness_lines(done: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """A Prefect server of the project's own: on the loopback interface, with its own folder, ended by its process id.
 
 `running()` lends a server for as long as a `with` block lasts; one that already serves the same folder is used instead,
-since two servers must not share a database. `make serve` (`python -m flows.server`) keeps one up for the UI, together
-with a worker that runs what is started there.
+since two servers must not share a database. Its history lies in SQLite in that folder, or in PostgreSQL, where
+PREFECT_SERVER_DATABASE_CONNECTION_URL says so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,9 +24,10 @@ from flows import environment
 from storage.errors import VerbatimError
 from tasks import leash
 
-UI_PORT = 4200
-POOL = "verbatim-local"
-START_LIMIT = 120.0  # seconds; the first start creates the database
+# Who runs within a deployment's limit: kept in the server's folder, so that a server that restarts does not forget it.
+LEASES = "prefect.server.concurrency.lease_storage.filesystem"
+AGAIN = 1.0  # seconds before a server that ended is followed by another
+START_LIMIT = 300.0  # seconds; the first start creates the database, a busy machine takes minutes
 
 
 @contextlib.contextmanager
@@ -35,47 +35,66 @@ def running(home: Path = environment.PREFECT_HOME, port: int | None = None) -> I
     """Yield the API's URL, also set in PREFECT_API_URL, which Prefect reads when it is imported: enter this before."""
     previous = os.environ.get("PREFECT_API_URL")
     url = previous if previous and _healthy(previous) else _already_running(home)
-    process = None
+    server = None
     if url is None:
-        process, url = _start(home, port or _free_port())
+        server = _Server(home, port or free_port())
+        url = server.url
     os.environ |= {"PREFECT_API_URL": url, "PREFECT_HOME": str(home)}
     try:
         yield url
     finally:
-        if process is not None:
+        if server is not None:
             _send_last_logs()
-            (home / "server.json").unlink(missing_ok=True)
-            leash.stop(process)
+            server.stop()
         if previous is None:
             del os.environ["PREFECT_API_URL"]
 
 
-def _start(home: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
-    home.mkdir(parents=True, exist_ok=True)
-    root = f"http://127.0.0.1:{port}"
-    url = f"{root}/api"
-    settings = {"PREFECT_HOME": str(home), "PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
-    settings["PREFECT_SERVER_UI_STATIC_DIRECTORY"] = str(_first_ui_only(home / "ui"))
-    log = home / "server.log"
-    with log.open("wb") as output:
-        arguments = ["--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        process = leash.start("prefect", arguments, output, subprocess.STDOUT, settings)
-    try:
-        _wait(process, url, log)
-    except BaseException:
-        leash.stop(process)
-        raise
-    (home / "server.json").write_text(json.dumps({"pid": process.pid, "url": url}))
-    return process, url
+class _Server:
+    """The server's process. One that is killed is followed by another at the same address, so that runs go on: whoever
+    asks in the meantime asks again (PREFECT_CLIENT_MAX_RETRIES)."""
 
+    def __init__(self, home: Path, port: int) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.url = f"http://127.0.0.1:{port}/api"
+        self._home, self._port, self._log = home, port, home / "server.log"
+        self._stopped, self._lock = False, threading.Lock()
+        self._process = self._launch()
+        try:
+            _wait(self._process, self.url, self._log)
+        except BaseException:
+            leash.stop(self._process)
+            raise
+        (home / "server.json").write_text(json.dumps({"url": self.url}))
+        threading.Thread(target=self._keep, daemon=True).start()
 
-def _first_ui_only(folder: Path) -> Path:
-    """Where Prefect keeps the files of its UIs. No setting hides the second one, which fetches a configuration from
-    another host; it is not offered if it cannot be put there: a link to nowhere stands in its place."""
-    folder.mkdir(exist_ok=True)
-    if not (folder / "v2").is_symlink():
-        (folder / "v2").symlink_to("not-offered")
-    return folder
+    def stop(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._stopped = True
+            (self._home / "server.json").unlink(missing_ok=True)
+            leash.stop(self._process, patience=10)  # a browser may keep a connection open
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        settings = {
+            "PREFECT_HOME": str(self._home),
+            "PREFECT_API_URL": self.url,
+            "PREFECT_SERVER_UI_API_URL": self.url,
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self._home / "ui"),
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
+        }
+        arguments = ["--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        with self._log.open("ab") as output:
+            return leash.start("flows.first_ui", arguments, output, subprocess.STDOUT, settings)
+
+    def _keep(self) -> None:
+        while True:
+            self._process.wait()
+            time.sleep(AGAIN)
+            with self._lock:
+                if self._stopped:
+                    return
+                self._process = self._launch()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -97,7 +116,7 @@ def _send_last_logs() -> None:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
@@ -111,39 +130,9 @@ def _already_running(home: Path) -> str | None:
     return url if _healthy(url) else None
 
 
-def _free_port(preferred: int = 0) -> int:
+def free_port(preferred: int = 0) -> int:
     """`preferred` if nobody listens there, else one that the system picks."""
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.bind(("127.0.0.1", preferred))
         return int(probe.getsockname()[1])
-    return _free_port()
-
-
-def _prefect(*arguments: str) -> None:
-    command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
-    done = subprocess.run(command, cwd=environment.PROJECT, capture_output=True, text=True)
-    if done.returncode:
-        raise VerbatimError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
-
-
-def serve() -> None:
-    """The UI and one worker, until Ctrl-C: every deployment of deployments/prefect.yaml can be started from the UI."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with running(port=_free_port(UI_PORT)) as url, contextlib.ExitStack() as stack:
-        _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-        _prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-        with (environment.PREFECT_HOME / "worker.log").open("wb") as log:
-            arguments = ["--no-prompt", "worker", "start", "--pool", POOL]
-            worker = leash.start("prefect", arguments, log, subprocess.STDOUT)
-        stack.callback(leash.stop, worker)
-        print(f"UI: {url.removesuffix('/api')}  (deployments can be started there; Ctrl-C ends it)", flush=True)
-        worker.wait()
-
-
-if __name__ == "__main__":
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            serve()
-    except VerbatimError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    return free_port()

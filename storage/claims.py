@@ -5,14 +5,13 @@ together prove which run they belong to, and may come from two stores where one 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from storage.audit.keys import verify_signature
 from storage.errors import InputFault, MissingObject, Refused, StorageError, VerbatimError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header
-from storage.release import MAX_RELEASE, PURPOSE, RELEASE_KEY, Release
+from storage.release import MAX_RELEASE, RELEASE_KEY, Release, named_run, signed_release
 from storage.store import Store, sound
 
 FAULTS = (InputFault, StorageError)  # what makes a copy a bad one
@@ -77,18 +76,14 @@ def _claim(store: Store) -> Claim:
     with _named(HEADER_KEY):
         header = _header(store)
     with _named(RELEASE_KEY):
-        release = _release(store)
-        return _proven(store, [header], release)
+        return _proven(store, [header])
 
 
 def _joined(stores: Sequence[Store]) -> Claim | None:
     """A claim whose header lies in one store and whose RELEASE.json in another; None if there is none."""
     headers = [header for store in stores if (header := _if_sound(store, _header))]
-    for store in stores:
-        if release := _if_sound(store, _release):
-            with suppress(InputFault):
-                return _proven(store, headers, release)
-    return None
+    claims = (_if_sound(store, lambda copy: _proven(copy, headers)) for store in stores)
+    return next((claim for claim in claims if claim), None)
 
 
 def _check_copy(store: Store, claim: Claim, failure: VerbatimError | None, tell: Tell) -> None:
@@ -104,42 +99,37 @@ def _check_copy(store: Store, claim: Claim, failure: VerbatimError | None, tell:
         error = fault
     tell(store, HEADER_KEY, error)
     try:
-        release = sound(store, RELEASE_KEY, _release)
-        if release.body.run == claim.run:
-            _proven(store, [claim.header], release)
-            return
+        sound(store, RELEASE_KEY, lambda copy: _proven(copy, [claim.header]))
     except FAULTS as fault:
+        run = _if_sound(store, _named_run) if isinstance(fault, InputFault) else None
+        if run and run != claim.run:
+            raise Refused(
+                f"{store.uri} holds run {run}, {claim.uri} run {claim.run}: these are no copies of one release",
+                cause="a slip in an address",
+                next_step="name stores to which the same run was published",
+            ) from None
         tell(store, RELEASE_KEY, fault)
-        return
-    raise Refused(
-        f"{store.uri} holds run {release.body.run}, {claim.uri} run {claim.run}: these are no copies of one release",
-        cause="a slip in an address",
-        next_step="name stores to which the same run was published",
-    )
 
 
 def _header(store: Store) -> Header:
     return Header.parse(store.read(HEADER_KEY, limit=MAX_HEADER), f"{store.uri}: {HEADER_KEY}")
 
 
-def _release(store: Store) -> Release:
-    return Release.parse(store.read(RELEASE_KEY, limit=MAX_RELEASE), f"{store.uri}: {RELEASE_KEY}")
+def _named_run(store: Store) -> str:
+    return named_run(store.read(RELEASE_KEY, limit=MAX_RELEASE))
 
 
-def _proven(store: Store, headers: Sequence[Header], release: Release) -> Claim:
-    """The release with the header under whose key it is signed; InputFault if that is none of these."""
-    body = release.body
-    header = next((header for header in headers if header.digest() == body.run), None)
+def _proven(store: Store, headers: Sequence[Header]) -> Claim:
+    """The store's release with that of the headers under whose key it is signed; InputFault if that is none."""
+    where = f"{store.uri}: {RELEASE_KEY}"
+    data = store.read(RELEASE_KEY, limit=MAX_RELEASE)
+    release = signed_release(data, where, {header.trainer for header in headers})
+    run = release.body.run
+    header = next((header for header in headers if header.digest() == run), None)
     if header is None:
         raise InputFault(
-            f"{store.uri}: {RELEASE_KEY} is of run {body.run}, {HEADER_KEY} of "
-            f"{', '.join(header.digest() for header in headers) or 'none'}",
+            f"{where} is of run {run}, {HEADER_KEY} of {', '.join(header.digest() for header in headers)}",
             cause="one of the two was damaged, or is another run's",
-        )
-    if not verify_signature(header.trainer, release.signature, body.canonical(), PURPOSE):
-        raise InputFault(
-            f"{store.uri}: {RELEASE_KEY}: the signature is not that of the run's trainer {header.trainer}",
-            cause="it was damaged or edited",
         )
     return Claim(store.uri, header, release)
 

@@ -27,6 +27,7 @@ PIECE = 8 << 20  # bytes read at a time: a part of an upload to S3, so that no p
 READS = 4  # pieces of one object that are being read or wait to be taken
 LONG = 2  # objects of several pieces at a time
 OBJECTS = 8  # objects at a time: short ones take a round trip or two, and little else
+ELSEWHERE = "verbatim publish RUN-FOLDER --target ANOTHER-ADDRESS; to this one, with code and run as they were then"
 _NAMED_BY_CONTENT = re.compile(r"objects/([0-9a-f]{64})")
 
 
@@ -129,18 +130,17 @@ class _Copier:
             new = self._target.create(key, pieces)
             # Where it was there already, its source need not be read if it is known what it must be.
             digest = pieces.digest or _demanded(source) or pieces.all_read()
-            if not any(self._holds(key, size, digest) for _ in range(2)):  # twice: the network may have damaged it
-                raise InputFault(
-                    f"{self._target.uri}: {key} does not read back as it was written: expected digest {digest}",
-                    cause="the target is damaged, or it holds an older state of this run",
-                    next_step="publish to an empty target",
-                )
+            if (found := self._found(key, size)) != digest:
+                found = self._found(key, size)  # the network may have damaged it
+            if found != digest:
+                raise _differs(f"{self._target.uri}: {key}", found, digest, new)
         return Copy(digest, size, new)
 
-    def _holds(self, key: str, size: int, digest: str) -> bool:
-        if self._target.size(key) != size:
-            return False
-        return _Pieces(partial(self._read, self._target, key, size)).all_read() == digest
+    def _found(self, key: str, size: int) -> str:
+        """The digest of what the target holds; if that is not `size` bytes long, it is not read."""
+        if (found := self._target.size(key)) != size:
+            return f"of {found} bytes instead of {size}"
+        return _Pieces(partial(self._read, self._target, key, size)).all_read()
 
     def _read(self, store: Store, key: str, size: int) -> Iterator[bytes]:
         """The object in pieces; those of a long one are fetched ahead."""
@@ -174,6 +174,21 @@ class _Pieces:
         for _ in self:
             pass
         return self.digest
+
+
+def _differs(what: str, found: str, digest: str, new: bool) -> InputFault:
+    """The error for an object that is not what was to be copied there."""
+    if new:
+        return InputFault(
+            f"{what} does not read back as it was written: digest {found}, expected {digest}",
+            cause="the target's server or disk damages objects",
+            next_step=ELSEWHERE,
+        )
+    return InputFault(
+        f"{what} is there already with other content: digest {found}, expected {digest}",
+        cause="publishing was begun with other code, another README or another state of the run; or it is damaged",
+        next_step=ELSEWHERE,
+    )
 
 
 def _demanded(source: Source) -> str:

@@ -35,6 +35,14 @@ def loss_curve(losses: Sequence[float | None], held_out: Mapping[int, float | No
     )
 
 
+def alone(svg: str) -> str:
+    """The curve as a file of its own, with the style that a page gives it elsewhere; "" for none."""
+    style = "<style>text{fill:#888;font:12px sans-serif}.grid{stroke:#8886}"
+    style += ".train{fill:none;stroke:#2563c9;stroke-width:2}.held-out{fill:#c2410c}</style>"
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"'
+    return svg.replace("<svg ", f"<svg {size} ", 1).replace(">", f">{style}", 1)
+
+
 def _parts(losses: Sequence[float | None]) -> list[list[Point]]:
     """(step, loss) of the line, cut where a span has no finite loss."""
     size = max(1, -(-len(losses) // SPANS))

@@ -10,19 +10,23 @@ Divergence. Nothing in a ledger is ever rewritten.
 
 import re
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 from kernels import canonical
 from kernels.digest import digest
 from model.spec import RunSpec
+from storage.ahead import ahead
 from storage.errors import Divergence, InputFault, LedgerFault, UsageError
 from storage.records import Bits, Count, Digest, Record
 from storage.store import Store
 
 HEADER_KEY = "ledger/header.json"
 MAX_HEADER = 1 << 20
-MAX_PART = 64 << 20
+MAX_PART = 8 << 20
 MAX_ENTRY = 4096
+FETCHED = 8  # parts at a time
 _PART = re.compile(r"ledger/(\d{8})\.jsonl")
 
 
@@ -161,7 +165,7 @@ class Ledger:
             if created:
                 self._take(entry)
                 return True
-            for winner in _part_entries(self._store, part_key(entry.step)):
+            for winner in _read(self._store, [part_key(entry.step)], entry.step):
                 self._take(winner)
         check_same(self[entry.step], entry)
         return False
@@ -205,23 +209,30 @@ def check_same(recorded: Entry, found: Entry) -> None:
 def recorded_steps(store: Store) -> int:
     """How many steps the ledger holds, read from its last part alone: the chain is not verified."""
     parts = [key for key in store.list("ledger/") if _PART.fullmatch(key)]
-    return _part_entries(store, parts[-1])[-1].step + 1 if parts else 0
+    return _part_entries(parts[-1], _part(store, parts[-1]))[-1].step + 1 if parts else 0
 
 
 def _read(store: Store, parts: list[str], expected: int = 0) -> Iterator[Entry]:
-    """All entries of the parts in key order, from step `expected` on; the caller checks the chain."""
-    for key in parts:
-        match = _PART.fullmatch(key)
-        if not match:
-            raise LedgerFault(f"{key} is no part of a ledger")
-        _check_order(int(match[1]), expected, key)
-        for entry in _part_entries(store, key):
-            yield entry
-            expected = entry.step + 1
+    """All entries of the parts in key order, from step `expected` on; the caller checks the chain.
+
+    Some parts are fetched at a time: of a server each is a round trip, and a run has one for each step.
+    """
+
+    if odd := [key for key in parts if not _PART.fullmatch(key)]:
+        raise LedgerFault(f"{odd[0]} is no part of a ledger")
+    with ThreadPoolExecutor(FETCHED, thread_name_prefix="ledger") as pool:
+        for key, data in zip(parts, ahead(pool, partial(_part, store), ((key,) for key in parts), FETCHED)):
+            _check_order(first_step(key), expected, key)
+            for entry in _part_entries(key, data):
+                yield entry
+                expected = entry.step + 1
 
 
-def _part_entries(store: Store, key: str) -> list[Entry]:
-    data = store.read(key, limit=MAX_PART)
+def _part(store: Store, key: str) -> bytes:
+    return store.read(key, limit=MAX_PART)
+
+
+def _part_entries(key: str, data: bytes) -> list[Entry]:
     if not data.endswith(b"\n"):
         raise LedgerFault(f"{key} is cut off in the middle of an entry", cause="an incomplete copy")
     entries = []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from storage.errors import InputFault, MissingObject, StorageError
 from storage.objects import (
+    MAX_KEY,
     MAX_OBJECT,
     SEGMENT,
     Data,
@@ -70,7 +71,7 @@ class LocalStore:
             start = start / segment
             if start.is_symlink():
                 return []
-        keys = (path.relative_to(self.root).as_posix() for path in _files(start))
+        keys = (path.relative_to(self.root).as_posix() for path in _files(start, len(str(self.root)) + 1 + MAX_KEY))
         return sorted(key for key in keys if key.startswith(prefix))
 
     def size(self, key: str) -> int:
@@ -220,12 +221,15 @@ def _read_exactly(file: int, start: int, length: int, uri: str, key: str) -> byt
     return b"".join(pieces)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Regular files below `folder` whose path is a valid key; links and temporary files are not followed or shown."""
+def _files(folder: Path, longest: int) -> Iterator[Path]:
+    """Regular files below `folder` whose path is a valid key; links and temporary files are not followed or shown.
+
+    longest: characters of a path beyond which it is no valid key.
+    """
     folders = [folder]
     while folders:
         for entry in _entries(folders.pop()):
-            if not SEGMENT.match(entry.name):
+            if not SEGMENT.match(entry.name) or len(entry.path) > longest:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(entry.path))

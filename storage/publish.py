@@ -15,12 +15,13 @@ from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.kept import AUDITS, records_of
 from storage.audit.keys import Key
 from storage.classes import RUN_CLASSES, class_of, is_opened
-from storage.copying import PublishProgress, Source, copy_all
+from storage.copying import ELSEWHERE, PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
 from storage.errors import InputFault, LedgerFault, MissingObject, Refused, StorageError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header
 from storage.made import Made, made
+from storage.objects import MAX_OBJECT, check_limit
 from storage.release import (
     MAX_RELEASE,
     PURPOSE,
@@ -31,6 +32,7 @@ from storage.release import (
     check_objects,
     grouped,
     load_release,
+    signed_release,
 )
 from storage.run import Run, open_run
 from storage.store import Store, create_same, object_digest
@@ -80,7 +82,7 @@ def publish(
     demanded = needed(run) | {AUDITS + key: digest for key, digest in kept.items()}
     work = [*_of_run(run, demanded), *_of_mix(run, mix_store)]
     work += [(records, key, AUDITS + key) for key in kept if records]
-    ours = made(run, {key: store.size(source) for store, source, key in work})
+    ours = made(run, {key: _size(store, source) for store, source, key in work})
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
     demanded |= ours.store.digests
@@ -130,6 +132,13 @@ def _of_run(run: Run, demanded: dict[str, str]) -> Iterator[tuple[Store, str, st
             yield run.store, key, key
 
 
+def _size(store: Store, key: str) -> int:
+    """Bytes of an object; InputFault if no reader would take so many."""
+    size = store.size(key)
+    check_limit(store.uri, key, size, MAX_OBJECT)
+    return size
+
+
 def _of_mix(run: Run, mix_store: Store) -> Iterator[tuple[Store, str, str]]:
     """The mix: the files that its manifest lists, the manifest, and what it was made with."""
     listed = {*run.stream.manifest.files, MIX_MANIFEST, MADE_WITH}
@@ -161,12 +170,14 @@ def _foreign(store: Store, key: str) -> InputFault:
 
 def _check_nothing_else(target: Store, keys: Iterable[str]) -> None:
     """Refused if the target holds what will not be listed: the end of a publication that was begun otherwise."""
-    there = {key for key in target.list() if not is_opened(key)}  # openings are made later, and prove themselves
-    for key in sorted(there.difference(keys, [RELEASE_KEY])):  # which another publisher may have finished
+    there, ours = {key for key in target.list() if not is_opened(key)}, set(keys)  # openings prove themselves
+    for key in sorted(there.difference(ours, [RELEASE_KEY])):  # which another publisher may have finished
+        code = [other for other in ours if class_of(other) == class_of(key) == "code"]
+        instead = f", but {code[0]}" if code else ""
         raise Refused(
-            f"{target.uri} holds {key}, which this publication does not; nothing was written",
+            f"{target.uri} holds {key}, which this publication does not{instead}; nothing was written",
             cause="publishing was begun by other code or from another state of the run, or someone put it there",
-            next_step="publish to an empty target",
+            next_step=ELSEWHERE,
         )
 
 
@@ -194,7 +205,8 @@ def _check_target(target: Store, run: Run) -> ReleaseBody | None:
     if not _holds_run(target, run):
         return None
     try:
-        released = Release.parse(target.read(RELEASE_KEY, limit=MAX_RELEASE), RELEASE_KEY).body
+        data = target.read(RELEASE_KEY, limit=MAX_RELEASE)
+        released = signed_release(data, RELEASE_KEY, [run.ledger.header.trainer]).body
     except MissingObject:
         return None
     if (released.steps, released.head) != (len(run.ledger), run.ledger.head):

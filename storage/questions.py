@@ -20,6 +20,7 @@ from storage.corpus.spec import PinnedTokenizer
 from storage.corpus.tokens import Tokens
 from storage.errors import InputFault, MissingObject, UsageError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header, recorded_steps
+from storage.mirrors import open_copies
 from storage.store import Store, open_store
 from storage.stream import Stream
 from storage.windows import PARTS
@@ -90,9 +91,12 @@ class Questions:
         self._tokens: Tokens | None = None
 
     @classmethod
-    def open(cls, address: str) -> Self:
-        """Of a published run, a run's folder (mix/ beside run/), or a mix alone; UsageError if it is none of them."""
-        stream, run = _open(address)
+    def open(cls, address: str, mirrors: Sequence[str] = ()) -> Self:
+        """Of a published run, a run's folder (mix/ beside run/), or a mix alone; UsageError if it is none of them.
+
+        mirrors: addresses of further copies, of a published run; see open_copies().
+        """
+        stream, run = _open(address, mirrors)
         if run is None:
             return cls(stream)
         store, header = run
@@ -264,9 +268,9 @@ def open_mix(address: str) -> Stream:
     return _open(address)[0]
 
 
-def _open(address: str) -> tuple[Stream, tuple[Store, Header] | None]:
+def _open(address: str, mirrors: Sequence[str] = ()) -> tuple[Stream, tuple[Store, Header] | None]:
     """(the mix, store and header of the run that reads it, if there is one)."""
-    store = open_store(address)
+    store = open_copies([address, *mirrors]) if mirrors else open_store(address)
     run = next((s for s in (store, open_store(address.rstrip("/") + "/run")) if _has(s, HEADER_KEY)), None)
     base = next((base for base in (MIX, "") if _has(store, base + MANIFEST)), None)
     if base is None:

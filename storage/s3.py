@@ -7,6 +7,13 @@ Nothing is cached, no listing either. An object longer than PART is sent in part
 conditional completion. Before `create` says that it is there, the server's checksum of it is that of these parts, or it
 is read back and compared. A write that was cut off leaves no object; parts of an upload that was killed are the
 bucket's to remove (a lifecycle rule for such uploads).
+
+SeaweedFS' conditional completion is not atomic: of two uploads for one new object that end at one moment it may carry
+out both, and tell both that they created it. The last one's bytes stay, and no later writer gets through. So what
+claims something must be short enough for one request, PART: a ledger's header, which a publisher writes before any
+other object, its parts, leases. Long objects are named by their content or follow from that header and the code, and
+whoever publishes reads each back. Only a RELEASE.json longer than PART, that of a run of some 25,000 steps, has no such
+fence: two publishers of one run with different records of audits may both be told, at one moment, that theirs is it.
 """
 
 import io
@@ -19,6 +26,7 @@ from typing import Any, Self, TypeVar
 from storage.ahead import ahead
 from storage.errors import InputFault, MissingObject, StorageError, UsageError
 from storage.objects import (
+    MAX_KEY,
     MAX_OBJECT,
     SEGMENT,
     Data,
@@ -202,4 +210,4 @@ class S3Store:
 
 
 def _is_key(text: str) -> bool:
-    return all(SEGMENT.match(segment) for segment in text.split("/"))
+    return len(text) <= MAX_KEY and all(SEGMENT.match(segment) for segment in text.split("/"))

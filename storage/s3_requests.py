@@ -3,6 +3,8 @@
 An attempt ends in one of three ways: with an answer; with a refusal, which the caller judges by its HTTP status; or
 with nothing to rely on (no connection, an answer cut off or late, 5xx, a body that arrived damaged). Then the same
 request is sent again, later each time. What the lost attempt did is not known: `unsure` tells that there was one.
+All attempts together have TOTAL seconds, however the server spends them: the time-outs of sockets begin anew with each
+byte, so one that sends a byte now and then would never end.
 
 No exception of botocore's leaves this file, because one may quote headers and addresses: messages hold the HTTP status,
 the server's error code and the exception's class, and nothing is chained.
@@ -12,9 +14,10 @@ import logging
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +26,7 @@ from storage.objects import missing
 
 PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0)  # seconds before each further attempt, at most
 CONNECT, SILENCE = 10, 30  # seconds until a connection stands, and between two pieces of an answer
+TOTAL = 600.0  # seconds for a request with all its attempts: 8 MiB, the most that one moves, in 14 KB/s
 WORKERS = 8  # requests of one process at a time
 _AGAIN = {408, 429, 500, 502, 503, 504}  # botocore turns a 200 with an error body into 500
 _AGAIN_CODES = {
@@ -62,11 +66,13 @@ class _Failed:
 class NoAnswer(StorageError):
     """No attempt got an answer. unsure: one of them may have been carried out."""
 
-    def __init__(self, uri: str, last: _Failed, unsure: bool) -> None:
+    def __init__(self, uri: str, last: _Failed, attempts: int, unsure: bool) -> None:
         status = f"HTTP status {last.status}, " if last.status else ""
         super().__init__(
-            f"{uri}: {status}{last.code}, after {len(PAUSES) + 1} attempts",
-            cause="the server is overloaded or broken" if status else "the network, or AWS_ENDPOINT_URL_S3 is wrong",
+            f"{uri}: {status}{last.code}, after {attempts} attempt{'s' * (attempts > 1)}",
+            cause="the server is overloaded or broken"
+            if status
+            else "the network is down or too slow, or AWS_ENDPOINT_URL_S3 is wrong",
             next_step="run the same command again later; what was written stays",
         )
         self.unsure = unsure
@@ -129,17 +135,19 @@ class Bucket:
         return self._made
 
     def _patiently(self, action: Callable[[], T]) -> T:
-        failed, unsure = _Failed(0, "", again=True), False
-        for pause in (0.0, *PAUSES):
-            time.sleep(pause * random.uniform(0.5, 1))
-            outcome = _attempt(action)
+        unsure, end = False, time.monotonic() + TOTAL
+        for attempt, pause in enumerate((*PAUSES, TOTAL), 1):
+            outcome = _within(end - time.monotonic(), lambda: _attempt(action))
             if not isinstance(outcome, _Failed):
                 return outcome
-            failed = outcome
-            if not failed.again:
-                raise Refusal(failed.status, failed.code, unsure)
-            unsure |= failed.sent
-        raise NoAnswer(self.uri, failed, unsure)
+            if not outcome.again:
+                raise Refusal(outcome.status, outcome.code, unsure)
+            unsure |= outcome.sent
+            lost = NoAnswer(self.uri, outcome, attempt, unsure)
+            if time.monotonic() + pause >= end:
+                break
+            time.sleep(pause * random.uniform(0.5, 1))
+        raise lost
 
     def _get(self, key: str, start: int, length: int) -> Piece:
         asked = f"bytes={start}-{start + length - 1}"
@@ -203,6 +211,24 @@ def _attempt(action: Callable[[], T]) -> T | _Failed:
         return _Failed(0, type(error).__name__, again=False)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         return _Failed(0, f"an answer that cannot be read: {type(error).__name__}", again=True)  # a date that is none
+
+
+def _within(seconds: float, attempt: Callable[[], T | _Failed]) -> T | _Failed:
+    """What the attempt came to. One that takes longer has failed: its thread goes on until its connection ends, for
+    nobody, and keeps no process alive."""
+    done: Future[T | _Failed] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(attempt())
+        except BaseException as error:  # whatever it is, it belongs to whoever waits
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="s3 request", daemon=True).start()
+    wait([done], seconds)
+    if not done.done():
+        return _Failed(0, f"no whole answer within {TOTAL:.0f} seconds", again=True)
+    return done.result()
 
 
 _SET_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws/credentials"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from storage.errors import VerbatimError
-from tasks import process
+from tasks import process, show
 from tasks.process import Event
 from tasks.progress import Progress
 from tasks.references import KEYS, Audited, key_name
 
+LONGEST = 2000  # characters of a detail that are shown and handed on; the log has it all
 SHOWN = 20  # bad copies in the artifact; the flow run's log has them all
 
 
@@ -53,8 +53,13 @@ def audit_step(
 
     given = {"store": store, "mirrors": list(mirrors), "step": step, "draw": draw, "backend": backend}
     request = given | {"records": records, "keys": str(KEYS)}
-    result = process.run("tasks.replay", request, report)
+    result = process.run("tasks.replay", request, report, log=get_run_logger().info)
     progress(progress.total, str(result["verdict"]).upper())
+    return concluded(store, result)
+
+
+def concluded(store: str, result: Event) -> Audited:
+    """Show a verdict; AuditFailed unless it is a match."""
     _show(store, result)
     if result["exit_code"]:
         raise AuditFailed(result)
@@ -63,13 +68,19 @@ def audit_step(
 
 
 def _show(store: str, result: Event) -> None:
-    bad = [f"- bad copy in `{copy['store']}`: `{copy['key']}`: {copy['wrong']}" for copy in result["bad_copies"]]
+    bad = [f"bad copy in `{copy['store']}`: `{copy['key']}`: {copy['wrong']}" for copy in result["bad_copies"]]
     for line in bad:
-        get_run_logger().warning(line.removeprefix("- "))
-    create_markdown_artifact(
-        f"**{str(result['verdict']).upper()}** {result['piece']}\n\n{result['detail']}\n\n"
-        f"- {result['explanation']}\n- next: {result['next']}\n- certificate: `{result['certificate']}`\n"
-        + "".join(f"{line}\n" for line in bad[:SHOWN]),
-        key=key_name("verdict", str(result["piece"])),
-        description=f"Audit of {store}",
+        get_run_logger().warning(line)
+    show.result(
+        key_name("verdict", str(result["piece"])),
+        f"{str(result['verdict']).upper()} {result['piece']}",
+        (
+            str(result["detail"])[:LONGEST],
+            str(result["explanation"]),
+            f"next: {result['next']}",
+            f"certificate: `{result['certificate']}`",
+            show.link(store),
+            *bad[:SHOWN],
+        ),
+        f"Audit of {store}",
     )

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect import get_run_logger, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from storage.audit.verdict import AuditProgress
-from tasks import evaluation, olmes
-from tasks.audit import AuditFailed
-from tasks.progress import Progress
+from tasks import olmes, process
+from tasks.audit import concluded
 from tasks.references import KEYS, Audited, Scored, key_name
 
 
@@ -20,22 +18,9 @@ from tasks.references import KEYS, Audited, Scored, key_name
 def check_held_out(published: str, step: int | None, backend: str, records: str) -> Audited:
     """Measure the held-out losses of a published checkpoint again, the last one for None. Raises AuditFailed unless
     they are those that were recorded."""
-    progress = Progress("Held-out losses", key_name("held-out", Path(published).name), 1, "states")
-
-    def report(said: AuditProgress) -> None:
-        progress(said.done, said.stage)
-
-    result = evaluation.check(published, step, backend, records, str(KEYS), report)
-    create_markdown_artifact(
-        f"**{str(result['verdict']).upper()}** {result['piece']}\n\n{result['detail']}\n\n"
-        f"- certificate: `{result['certificate']}`\n",
-        key=key_name("verdict", str(result["piece"])),
-        description=f"Held-out losses of {published}",
-    )
-    if result["exit_code"]:
-        raise AuditFailed(result)
-    wanted = ("piece", "step", "verdict", "exit_code", "detail", "seconds", "certificate")
-    return Audited(**{name: result[name] for name in wanted}, bad_copies=len(result["bad_copies"]))
+    log = get_run_logger().info
+    request = {"store": published, "step": step, "backend": backend, "records": records, "keys": str(KEYS)}
+    return concluded(published, process.run("tasks.evaluation", request, lambda event: None, log=log))
 
 
 @task(task_run_name="ask tasks", cache_policy=NO_CACHE)

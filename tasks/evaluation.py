@@ -1,4 +1,4 @@
-"""Held-out losses in plain Python, without Prefect: what `verbatim evaluate` calls."""
+"""Held-out losses in plain Python, without Prefect: for `verbatim evaluate`, and as the child of `tasks.evaluate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from storage import checkpoint, engine
 from storage.audit.held_out import audit_held_out
 from storage.audit.keys import load_or_create_key
-from storage.audit.verdict import Report
+from storage.audit.verdict import AuditProgress, Report
 from storage.errors import Refused
 from storage.figures import Probe, probe_key, save_probe
 from storage.ledger import HEADER_KEY, Ledger
@@ -19,6 +19,7 @@ from storage.run import open_run
 from storage.store import Store, open_store
 from storage.stream import Stream
 from storage.team import SOLO
+from tasks.process import emit, reporting
 from tasks.references import Places
 from tasks.replay import saved
 
@@ -76,3 +77,17 @@ def _last(release: Store, address: str) -> int:
             next_step="check the address",
         )
     return made[-1]
+
+
+def main() -> None:
+    """The child process: reports each stage, then the verdict."""
+    with reporting() as request:
+        emit("result", **check(**request, report=_report))
+
+
+def _report(progress: AuditProgress) -> None:
+    emit("stage", stage=progress.stage, step=progress.step, done=progress.done, of=progress.of)
+
+
+if __name__ == "__main__":
+    main()

@@ -65,6 +65,14 @@ def _watch_parent() -> None:
     # os.read rather than sys.stdin: its lock would be held when the interpreter shuts down.
     while os.read(0, 4096):
         pass
+    _end()
+
+
+def _end() -> None:
+    """Ask this process to stop; be gone soon. The parent may have read what it writes to standard error, as nobody does
+    now: a write must not fail while it saves its state."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os._exit(1)
@@ -76,11 +84,25 @@ def end_with_parent() -> None:
 
 
 def _watch_parent_id(parent: int) -> None:
+    _outlive(parent)
+    _end()
+
+
+def vanish_with_parent() -> None:
+    """For the process of a flow, which does not end with the worker that started it: be gone once that is. The children
+    end by themselves, and the server, which hears no more of the run, gives it to another worker."""
+    threading.Thread(target=_vanish, args=(os.getppid(),), daemon=True).start()
+
+
+def _vanish(parent: int) -> None:
+    _outlive(parent)
+    os._exit(1)
+
+
+def _outlive(parent: int) -> None:
+    """Return once this process has another parent."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(PATIENCE)
-    os._exit(1)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner
 
@@ -23,6 +23,7 @@ from storage.errors import Divergence, UsageError
 from storage.processes import cores
 from storage.questions import open_mix
 from storage.store import open_store
+from tasks import show
 from tasks.progress import Progress
 from tasks.references import CACHE, Mix, key_name
 
@@ -39,7 +40,7 @@ def prepare_mix(recipe: str, mix: str) -> Mix:
     with _on_ray(plan.ray, workers) if plan.ray else processes(workers) as run:
         tracked = run if plan.ray else partial(_tracked, run)
         manifest = prepare(loaded.mix, CACHE, open_store(mix), progress, tracked, workers, plan.sort_mb << 20)
-    _show(manifest)
+    _show(manifest, mix)
     return Mix(
         uri=mix,
         mix_root=manifest.root,
@@ -113,7 +114,7 @@ class _Stages:
         self._progress(-(-total // MB) if done == total else done // MB)
 
 
-def _show(manifest: Manifest) -> None:
+def _show(manifest: Manifest, mix: str) -> None:
     rows = [
         {
             "source": source.name,
@@ -124,7 +125,9 @@ def _show(manifest: Manifest) -> None:
         }
         for source in manifest.mix.sources
     ]
-    create_markdown_artifact(f"Mix root `{manifest.root}`", key="mix-root", description="The digest of all windows")
+    windows = sum(source.train.windows for source in manifest.mix.sources)
+    facts = (f"mix root `{manifest.root}`", f"held-out root `{manifest.held_out_root}`", f"`{mix}`")
+    show.result("mix-root", f"{windows:,} windows", facts, "The digest of all windows")
     create_table_artifact(rows, key="mix-sources", description=f"Sources of mix {manifest.root[:16]}")
 
 
@@ -151,4 +154,5 @@ def compare_mixes(recorded: str, rebuilt: str) -> None:
             cause=difference.cause,
             next_step=f"compare the manifest.json of {recorded} with that of {rebuilt}",
         )
-    create_markdown_artifact(f"**MATCH** mix root `{first.manifest.root}`", key="reproduced-mix")
+    facts = (f"mix root `{first.manifest.root}`", f"recorded `{recorded}`", f"made anew `{rebuilt}`")
+    show.result("reproduced-mix", "MATCH: the same mix", facts, f"{recorded} made anew")

@@ -14,16 +14,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from storage.errors import RankLost, VerbatimError
+from storage.errors import RankLost, VerbatimError, printable
 from storage.processes import cores
 from tasks import leash
 
 Event = dict[str, Any]
 SHUTDOWN = "--shutdown-timeout"  # seconds that torchrun gives ranks to stop
 HERE, LOOP = "127.0.0.1", "lo"  # this machine's address for itself, and Linux' name of the interface that has it
+LINES, LINE = 2000, 500  # of a child's standard error that a log is told at most, and characters of each
 LINGER = 60.0  # seconds that a child which has told of its error may take to end
 
 
@@ -41,15 +43,22 @@ class ChildFailed(VerbatimError):
 
 
 def run(
-    module: str, request: Event, on_event: Callable[[Event], None] = lambda event: None, processes: int = 1
+    module: str,
+    request: Event,
+    on_event: Callable[[Event], None] = lambda event: None,
+    processes: int = 1,
+    log: Callable[[str], None] | None = None,
 ) -> Event:
     """Run MODULE with `request` as its one argument (JSON); return its result event. Several processes are started by
-    torchrun and share the machine's cores; the first error that one of them reports counts.
+    torchrun and share the machine's cores; the first error that one of them reports counts. log: is told, from a
+    thread, what they write to standard error, which goes on to ours.
 
     Must be called in the main thread of a flow: a cancellation arrives there, as a BaseException, and ends the whole
     process group of the child before it goes on. Raises ChildKilled or ChildFailed.
     """
-    child = _start(module, json.dumps(request), processes)
+    child = _start(module, json.dumps(request), processes, subprocess.PIPE if log else None)
+    if log:
+        threading.Thread(target=_relay, args=(child, log), daemon=True).start()
     try:
         result = _listen(child, on_event)
         status = _ended(child, LINGER if result.get("kind") == "error" else None)
@@ -77,9 +86,19 @@ def _without_result(status: int) -> str:
     return f"ended with exit code {status} and gave no result"
 
 
-def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]:
+def _relay(child: subprocess.Popen[bytes], log: Callable[[str], None]) -> None:
+    """Pass the child's lines on; a library that repeats itself without end is not repeated to the log."""
+    assert child.stderr is not None
+    for number, line in enumerate(child.stderr):
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+        if number < LINES and (text := printable(line.decode(errors="replace")[:LINE].rstrip())):
+            log(text)
+
+
+def _start(module: str, request: str, processes: int, errors: int | None) -> subprocess.Popen[bytes]:
     if processes == 1:
-        return leash.start(module, [request], subprocess.PIPE, None)
+        return leash.start(module, [request], subprocess.PIPE, errors)
     from torch.distributed.run import get_args_parser  # late, since torch takes seconds to import
 
     loop = any(name == LOOP for _, name in socket.if_nameindex())
@@ -92,7 +111,7 @@ def _start(module: str, request: str, processes: int) -> subprocess.Popen[bytes]
         "torch.distributed.run",
         [*arguments, "-m", module, request],
         subprocess.PIPE,
-        None,
+        errors,
         {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads} | ({"GLOO_SOCKET_IFNAME": LOOP} if loop else {}),
     )
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
+import httpx
+from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
+LOGGED = 10.0  # seconds between two lines of the run's log that say the same
 EVERY = 2.0  # seconds between two updates of the artifact: each is a request to the server
 
 
@@ -52,7 +55,7 @@ class Progress:
     def __init__(self, phase: str, key: str, total: int, unit: str) -> None:
         self.phase, self.key, self.total, self.unit = phase, key, total, unit
         self._first: tuple[int, float] | None = None
-        self._sent = 0.0
+        self._sent = self._logged = 0.0
         self._artifact: UUID | None = None
 
     def __call__(self, done: int, note: str = "") -> None:
@@ -79,6 +82,13 @@ class Progress:
         self._sent = time.monotonic()
         share = min(100.0, 100.0 * report.done / max(report.total, 1))
         text = f"{report.phase}: {report}"
+        if report.done >= report.total or time.monotonic() - self._logged >= LOGGED:
+            self._logged = time.monotonic()
+            get_run_logger().info(text)
+        with contextlib.suppress(httpx.HTTPError):  # a server that restarts just now ends no work
+            self._update(share, text)
+
+    def _update(self, share: float, text: str) -> None:
         if self._artifact is None:
             created = create_progress_artifact(share, key=self.key, description=text)
             assert isinstance(created, UUID)

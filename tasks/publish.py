@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage.audit.keys import load_or_create_key
@@ -13,6 +12,7 @@ from storage.copying import PublishProgress
 from storage.publish import publish
 from storage.release import ReleaseBody
 from storage.store import open_store
+from tasks import show
 from tasks.progress import Progress
 from tasks.references import KEYS, Published, key_name
 
@@ -30,12 +30,17 @@ def publish_run(run: str, mix: str, target: str, records: str = "") -> Published
     key, kept = load_or_create_key(KEYS, "trainer"), open_store(records) if records else None
     done = publish(open_store(run), open_store(mix), open_store(target), key, kept, report)
     body = done.release
-    create_markdown_artifact(
-        f"**{body.steps} steps published and read back: {len(body.objects)} objects, {done.size / 1e6:,.0f} MB**\n\n"
-        f"- run id `{body.run}`\n- ledger head `{body.head}`\n- trajectory root `{body.trajectory_root}`\n\n"
+    show.result(
+        "release",
+        f"{body.steps} steps published and read back: {len(body.objects)} objects, {done.size / 1e6:,.0f} MB",
+        (
+            show.link(target),
+            f"run id `{body.run}`",
+            f"ledger head `{body.head}`",
+            f"trajectory root `{body.trajectory_root}`",
+        ),
+        f"Release at {target}",
         f"| class | objects | bytes |\n|---|--:|--:|\n{_classes(body)}",
-        key="release",
-        description=f"Release at {target}",
     )
     return Published(
         uri=target, run_id=body.run, steps=body.steps, objects=len(body.objects), copied=done.copied, size=done.size

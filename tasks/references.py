@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from storage.provenance import PROJECT
 
 CACHE = PROJECT / "runs" / "cache" / "sources"  # downloads, by their SHA-256; safe to delete
 KEYS = PROJECT / "runs" / "keys"  # this machine's signing keys
 AUDITS = PROJECT / "runs" / "audits"  # its draws and certificates
-
-# Parameters of flows; what each means stands in the flows' docstrings, which the UI's forms show.
-Backend = Literal["cpu", "nvidia", "reference"]
-Step = Annotated[int | None, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Places(BaseModel):
@@ -31,6 +26,11 @@ class Places(BaseModel):
     def of(cls, folder: str) -> Self:
         """Relative folders are the project's, wherever a worker happens to run."""
         return cls(root=PROJECT / folder)
+
+    @property
+    def name(self) -> str:
+        """The run's, for people."""
+        return self.root.name
 
     @property
     def mix(self) -> str:

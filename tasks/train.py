@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect import get_run_logger, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
@@ -14,6 +14,7 @@ from storage import checkpoint, figures
 from storage import recipe as recipes
 from storage.account import account
 from storage.audit.keys import load_or_create_key
+from storage.curve import alone, loss_curve
 from storage.engine import load_backend
 from storage.errors import MissingObject, Refused, VerbatimError
 from storage.ledger import Ledger
@@ -21,10 +22,13 @@ from storage.memory import plan_for
 from storage.run import create_run
 from storage.store import Store, open_store
 from storage.stream import Stream
-from tasks import process
+from tasks import process, show
 from tasks.process import ChildKilled, Event
 from tasks.progress import Progress
 from tasks.references import KEYS, Segment, Trained, key_name
+
+MOST = 2000  # characters of a list of steps
+ROWS = 1000  # of a table
 
 
 @task(task_run_name="begin the run", cache_policy=NO_CACHE)
@@ -94,6 +98,7 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
         },
         lambda event: _show(progress, event),
         plan.processes,
+        get_run_logger().info,
     )
     if result["outcome"] == "stopped":
         raise VerbatimError(
@@ -134,13 +139,19 @@ def report_run(run: str) -> Trained:
     found = account(open_store(run))
     held_out = list(found.held_out.items())
     ends = f"{held_out[0][1]:.3f} → {held_out[-1][1]:.3f}" if held_out else "none"
-    create_markdown_artifact(
-        f"**{found.steps} steps, held-out loss {ends}**\n\n"
-        f"- trajectory root `{found.trajectory_root}`\n- ledger head `{found.ledger_head}`\n"
-        f"- mix root `{found.mix_root}`\n- repeated and equal: {found.validated or 'none'}",
-        key="trained-run",
-        description=f"Result of {run}",
+    show.result(
+        "trained-run",
+        f"{found.steps} steps, held-out loss {ends}",
+        (
+            f"trajectory root `{found.trajectory_root}`",
+            f"ledger head `{found.ledger_head}`",
+            f"mix root `{found.mix_root}`",
+            f"repeated and equal: {', '.join(map(str, found.validated)) or 'none'}"[:MOST],
+            f"run `{run}`",
+        ),
+        f"Result of {run}",
+        show.picture(alone(loss_curve(found.losses, found.held_out)), "loss of the steps, and held-out loss as dots"),
     )
-    rows = [{"after steps": step, "held-out loss": loss} for step, loss in held_out]
+    rows = [{"after steps": step, "held-out loss": loss} for step, loss in held_out[-ROWS:]]
     create_table_artifact(rows, key="held-out", description="Mean loss over the held-out windows, in nats")
     return Trained(uri=run, steps=found.steps, ledger_head=found.ledger_head, trajectory_root=found.trajectory_root)

@@ -80,7 +80,7 @@ SCHEMES = {
 def scheme(name: str) -> Scheme:
     """The scheme of this name; InputFault if it is not known here."""
     if name not in SCHEMES:
-        raise InputFault(f"no beacon scheme is called {name!r}: known are {', '.join(SCHEMES)}")
+        raise InputFault(f"no beacon scheme is called {name[:40]!r}: known are {', '.join(SCHEMES)}")
     return SCHEMES[name]
 
 

@@ -8,7 +8,6 @@ after it: only who held them can make it, and whoever replays the step can make 
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -79,14 +78,6 @@ class Certificate(Record):
     signature: Signature
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What a verified certificate says."""
-
-    body: Body
-    digest: str
-
-
 def replay_proof(
     auditor: str, run: str, piece: str, beacon: Beacon | None, gradient: dict[str, np.ndarray], state: State
 ) -> str:
@@ -126,7 +117,7 @@ def sign(body: Body, key: Key) -> bytes:
     return Certificate(body=body, signature=key.sign(body.canonical(), PURPOSE)).canonical()
 
 
-def verify(data: bytes, ledger: Ledger, piece: str | None = None) -> Checked:
+def verify(data: bytes, ledger: Ledger, piece: str | None = None) -> Certificate:
     """Check a certificate against a ledger, without replaying anything; CertificateFault says what is wrong.
 
     piece: what it is said to be about ("step 17", "initial"), where the caller knows. That the proof of replay is
@@ -135,6 +126,12 @@ def verify(data: bytes, ledger: Ledger, piece: str | None = None) -> Checked:
     if len(data) > MAX_CERTIFICATE:
         raise CertificateFault(f"certificate: {len(data)} bytes, at most {MAX_CERTIFICATE} are allowed")
     certificate = Certificate.parse(data, "certificate", CertificateFault)
+    check(certificate, ledger, piece)
+    return certificate
+
+
+def check(certificate: Certificate, ledger: Ledger, piece: str | None = None) -> Body:
+    """What verify() checks of a certificate whose bytes were parsed; its body."""
     body = certificate.body
     if not verify_signature(body.auditor, certificate.signature, body.canonical(), PURPOSE):
         raise CertificateFault(
@@ -155,7 +152,7 @@ def verify(data: bytes, ledger: Ledger, piece: str | None = None) -> Checked:
         _check_held_out(body, ledger)
     else:
         _check_step(body, ledger)
-    return Checked(body, digest(data, PURPOSE))
+    return body
 
 
 def check_own(bodies: Iterable[Body]) -> None:
@@ -210,7 +207,7 @@ def _check_step(body: Body, ledger: Ledger) -> None:
         raise CertificateFault(f"certificate: about step {step}, the ledger holds {len(ledger)} steps")
     _require("reproduced step", found.step, step)
     _require("predecessor", body.predecessor, ledger.link(step))
-    _require("recorded entry", body.recorded, ledger[step].digest())
+    _require("recorded entry", body.recorded, ledger.link(step + 1))
     same = found == ledger[step]
     _require("verdict", body.verdict, "match" if same else "no-match")
     if not body.first_step <= step <= _number(piece) or (same and step != _number(piece)):
@@ -224,8 +221,9 @@ def _number(piece: str) -> int:
 
 def _require(what: str, found: Any, expected: Any) -> None:
     if found != expected:
+        shown = found if isinstance(found, str) and found.isprintable() else repr(found)  # never lines of a stranger's
         raise CertificateFault(
-            f"certificate: its {what} is {found}, expected {expected}",
+            f"certificate: its {what} is {shown[:200]}, expected {expected}",
             cause="it belongs to another run or step, or claims what it does not show",
         )
 

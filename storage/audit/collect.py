@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from storage.audit.beacon import Value, prepare
-from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, verify
+from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, check
 from storage.audit.draw import MAX_DRAW, Draw, parse_draw
 from storage.audit.statement import MAX_STATEMENT, Missed, Statement, check_night, parse_night
 from storage.audit.witness import Witness, parse_witness
@@ -23,7 +23,10 @@ BASES = ("", "audits/")  # where records lie: in a store of their own, in a rele
 
 @dataclass
 class Evidence:
-    """Records of one run, each once. faulty: "store: key" → what is wrong; against: proofs of two histories."""
+    """Records of one run, each once. faulty: "store: key" → what is wrong; against: proofs of two histories.
+
+    found_in: address of each store that was read → how many records it has.
+    """
 
     statements: list[Statement] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
@@ -32,6 +35,7 @@ class Evidence:
     certificates: list[Body] = field(default_factory=list)
     faulty: dict[str, str] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
+    found_in: dict[str, int] = field(default_factory=dict)
 
 
 def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
@@ -52,14 +56,16 @@ class _Collector:
 
     def read(self, store: Store, base: str) -> None:
         """Take every record below `base`; a record that was seen before is passed over, a draw is put by."""
-        run = self._ledger.run_id[:16]
+        run, number = self._ledger.run_id[:16], self.found.found_in
         for folder, limit, take in (
             (f"statements/{run}/", MAX_STATEMENT, self._night),
             (f"witnesses/{run}/", MAX_STATEMENT, self._witness),
             (f"draws/{run}/", MAX_DRAW, self._put_by),
             ("certificates/", MAX_CERTIFICATE, self._certificate),
         ):
-            for key in store.list(base + folder):
+            keys = store.list(base + folder)
+            number[store.uri] = number.get(store.uri, 0) + len(keys)
+            for key in keys:
                 where = f"{store.uri}: {key}"
                 with self._told(where):
                     data = store.read(key, limit=limit)
@@ -96,10 +102,12 @@ class _Collector:
             self.found.missed.append(night)
 
     def _witness(self, data: bytes, where: str) -> None:
-        self.found.witnesses.append(parse_witness(data, where))
+        self.found.witnesses.append(parse_witness(data, where, self._ledger.run_id))
 
     def _put_by(self, data: bytes, where: str) -> None:
-        self._draws[where] = Draw.parse(data, where), data
+        draw = Draw.parse(data, where)
+        check_night(draw.statement, self._ledger)  # or any stranger could have curves computed and memory filled
+        self._draws[where] = draw, data
 
     def _draw(self, data: bytes, where: str) -> None:
         draw = parse_draw(data, where, self._ledger)
@@ -109,5 +117,6 @@ class _Collector:
 
     def _certificate(self, data: bytes, where: str) -> None:
         # One folder serves every run that its owner audits.
-        if Certificate.parse(data, where, CertificateFault).body.run == self._ledger.run_id:
-            self.found.certificates.append(verify(data, self._ledger).body)
+        certificate = Certificate.parse(data, where, CertificateFault)
+        if certificate.body.run == self._ledger.run_id:
+            self.found.certificates.append(check(certificate, self._ledger))

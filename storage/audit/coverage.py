@@ -1,6 +1,16 @@
-"""Coverage: which steps were audited, and what so many audits of random steps prove."""
+"""Coverage: which steps were audited, and what so many audits of random steps prove.
+
+A draw by the head after n steps can meet a bad step among those n alone. Where k of them were drawn and audited, all of
+c bad ones were missed with probability C(n − c, k) / C(n, k), which is at most (1 − k/n)^c: steps are drawn without
+return, so this bound is safe, and exact for c = 1. Nobody knows where bad steps lie; the last ones of the run are those
+that the fewest draws can meet. So of c bad steps among N a draw can meet c − (N − n) for sure, and wherever they lie,
+one was met with at least
+
+    1 − Π (1 − k/n)^(c − (N − n))  over the heads n         which is 1 − (1 − k/N)^c if every draw saw the whole run
+"""
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -8,50 +18,62 @@ from kernels import canonical
 from kernels.digest import digest
 from storage.audit.states import DrawnStep
 
-CONFIDENCE = (19, 20)  # 95 %
+CONFIDENCE = 0.95
 ANSWERED = ("attested", "confirmed")
 
 
 @dataclass(frozen=True)
 class Proven:
-    """k audited of N steps at random; smallest: the least number of bad steps that would have been found at 95 %.
+    """How many drawn steps were audited, of `steps` steps of the run.
 
-    on_word: how many of them were drawn on the trainer's word alone, so that for these "at random" is not proven.
+    heads: (n, how many different steps were audited of those that draws by the head after n steps chose). unaudited:
+    how many drawn steps were not, among which bad ones may be. on_word: how many were drawn on the trainer's word
+    alone, so that for these "at random" is not proven.
     """
 
     audited: int
+    unaudited: int
     on_word: int
     steps: int
-    smallest: int | None
+    heads: tuple[tuple[int, int], ...]
+
+    def detection(self, bad: int) -> float:
+        """The least probability with which so many bad steps, wherever they lie, were met."""
+        return -math.expm1(sum(_missed(k / n, bad - (self.steps - n)) for n, k in self.heads))
+
+    @property
+    def smallest(self) -> int | None:
+        """The least number of bad steps that would have been met with 95 %; None if nothing was audited.
+
+        More bad steps than were left unaudited are met for certain.
+        """
+        if not self.audited:
+            return None
+        certain = self.steps - self.audited + 1
+        uncertain = range(1, certain)
+        enough = CONFIDENCE - 1e-12  # nineteen audits of twenty steps meet one bad step with 95 %
+        return 1 + bisect_left(uncertain, True, key=lambda bad: self.detection(bad) >= enough)
 
 
-def detection(audited: int, steps: int, bad: int) -> float:
-    """1 − (1 − k/N)^c: the probability that k audits of random steps meet one of c bad ones among N."""
-    return 1 - (1 - audited / steps) ** bad
+def _missed(share: float, bad: int) -> float:
+    """The logarithm of the probability with which all of so many bad steps are missed."""
+    if bad <= 0:
+        return 0.0
+    return bad * math.log1p(-share) if share < 1 else -math.inf
 
 
-def proven(rows: list[DrawnStep], steps: int) -> Proven:
+def proven(rows: Collection[DrawnStep], steps: int) -> Proven:
     """What the drawn steps that were audited prove of `steps` steps: a step of one's own choice proves itself only."""
-    audited = {row.step for row in rows if row.state in ANSWERED}
-    witnessed = {row.step for row in rows if row.state in ANSWERED and row.witnessed}
-    return Proven(len(audited), len(audited - witnessed), steps, smallest_found(len(audited), steps))
-
-
-def smallest_found(audited: int, steps: int) -> int | None:
-    """The smallest c with detection(audited, steps, c) ≥ 95 %, exactly; None if nothing was audited.
-
-    More bad steps than were left unaudited are found for certain.
-    """
-    if not audited:
-        return None
-    certain = steps - audited + 1
-    if certain <= 1:
-        return 1
-    missed, of = CONFIDENCE[1] - CONFIDENCE[0], CONFIDENCE[1]
-    bad = max(1, math.floor(math.log(missed / of) / math.log1p(-audited / steps)) - 1)  # a step or two too few
-    while bad < certain and of * (steps - audited) ** bad > missed * steps**bad:
-        bad += 1
-    return min(bad, certain)
+    answered = [row for row in rows if row.state in ANSWERED]
+    audited = {row.step for row in answered}
+    heads = {n: len({row.step for row in answered if row.among == n}) for n in {row.among for row in answered}}
+    return Proven(
+        audited=len(audited),
+        unaudited=len({row.step for row in rows} - audited),
+        on_word=len(audited - {row.step for row in answered if row.witnessed}),
+        steps=steps,
+        heads=tuple(sorted(heads.items())),
+    )
 
 
 def first_for(key: str, run: str, steps: Collection[int]) -> int:

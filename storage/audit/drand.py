@@ -11,12 +11,13 @@ import hashlib
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from storage.corpus.download import download_bytes
-from storage.errors import InputFault
+from storage.errors import InputFault, MissingObject
 
 CHAIN = "52db9ba70e0cc0f6eaf7803dd07447a1f5477735fd3f661792ba94600c84e971"
 PUBLIC_KEY = (
@@ -25,13 +26,17 @@ PUBLIC_KEY = (
 )  # a point of G2, compressed
 GENESIS = datetime.fromtimestamp(1692803367, UTC)
 PERIOD = timedelta(seconds=3)
+LATEST = timedelta(minutes=1)  # after a round is due, a server must have it
 MAX_ANSWER = 4096
 _SIGNATURE = re.compile(r"[0-9a-f]{96}\Z")
 
 
 def time_of(number: int) -> datetime:
-    """When a round comes out; rounds count from 1."""
-    return GENESIS + PERIOD * (number - 1)
+    """When a round comes out; rounds count from 1. InputFault for one that the calendar does not reach."""
+    try:
+        return GENESIS + PERIOD * (number - 1)
+    except OverflowError:
+        raise InputFault(f"round {number} of drand's quicknet comes out after the year 9999") from None
 
 
 def round_from(moment: datetime) -> int:
@@ -51,13 +56,36 @@ def fetch(address: str, number: int) -> str:
     """
     url = f"{address.rstrip('/')}/{CHAIN}/public/{number}"
     try:
-        answer = json.loads(download_bytes(url, MAX_ANSWER))
+        answer = json.loads(_answer(url, time_of(number)))
         found, signature = answer["round"], answer["signature"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputFault(f"{url}: the answer is no round of drand", cause="another server's address") from None
-    if found != number or not isinstance(signature, str) or not _SIGNATURE.match(signature):
-        raise InputFault(f"{url}: the answer is round {found}, or its signature is none; expected round {number}")
-    return signature
+        raise InputFault(
+            f"{url}: the answer is no round of drand",
+            cause="another server's address",
+            next_step="give the address of a drand server, such as https://api.drand.sh",
+        ) from None
+    for what, given, right in (
+        ("round", found, found == number),
+        ("signature", signature, isinstance(signature, str) and _SIGNATURE.match(signature)),
+    ):
+        if not right:
+            raise InputFault(
+                f"{url}: the answer's {what} is {str(given)[:100]!r}; expected round {number} and 96 hex digits",
+                cause="the server is broken, or lies",
+                next_step="ask another server for the round",
+            )
+    return str(signature)
+
+
+def _answer(url: str, due: datetime) -> bytes:
+    """What the server has of a round, which may come there some seconds after it is due."""
+    while True:
+        try:
+            return download_bytes(url, MAX_ANSWER)
+        except MissingObject:
+            if not due <= datetime.now(UTC) < due + LATEST:
+                raise
+        time.sleep(PERIOD.total_seconds())
 
 
 def check(number: int, signature: str) -> None:

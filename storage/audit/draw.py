@@ -8,6 +8,7 @@ to choose. Whether the statement came before the value is what witnesses say (st
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import count
 from typing import Literal
 
 from kernels import canonical
@@ -116,22 +117,21 @@ def parse_draw(data: bytes, where: str, ledger: Ledger) -> Draw:
     return draw
 
 
-def chosen(run: str, head: str, date: str, beacon: Beacon, among: int, count: int) -> list[int]:
-    """`count` different steps below `among`, each equally likely, in increasing order."""
+def chosen(run: str, head: str, date: str, beacon: Beacon, among: int, wanted: int) -> list[int]:
+    """`wanted` different steps below `among`, each equally likely, in increasing order."""
     found: set[int] = set()
     numbers = _uniform(run, head, date, beacon, among)
-    while len(found) < count:
+    while len(found) < wanted:
         found.add(next(numbers))
     return sorted(found)
 
 
 def _uniform(run: str, head: str, date: str, beacon: Beacon, below: int) -> Iterator[int]:
     """Numbers 0 … below − 1 from a digest in counter mode; a word beyond the last whole multiple is passed over."""
-    named = {"beacon": beacon.document(), "date": date, "head": head, "run": run}
+    named = {"beacon": beacon.document(), "counter": 0, "date": date, "head": head, "run": run}
+    before, after = canonical.dumps(named).split(b'"counter":0')  # the rest is the same for each of them
     limit = 2**64 - 2**64 % below
-    counter = 0
-    while True:
-        word = int(digest(canonical.dumps(named | {"counter": counter}), "draw steps")[:16], 16)
-        counter += 1
+    for counter in count():
+        word = int(digest(b'%b"counter":%d%b' % (before, counter, after), "draw steps")[:16], 16)
         if word < limit:
             yield word % below

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from storage.audit.beacon import MAX_BEACON
-from storage.audit.certificate import MAX_CERTIFICATE, Beacon, Body, Certificate, certificate_key, check_own, verify
+from storage.audit.certificate import MAX_CERTIFICATE, Beacon, Body, Certificate, certificate_key, check, check_own
 from storage.audit.draw import Draw, draw_key, load_draw
 from storage.audit.statement import MAX_STATEMENT, check_night, parse_night, statement_key
 from storage.audit.witness import parse_witness, witness_key
@@ -46,7 +46,7 @@ def _witnesses(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str,
     """What witnesses of this run's statements signed."""
     for key in records.list(f"{base}witnesses/{ledger.run_id[:16]}/"):
         data = records.read(key, limit=MAX_STATEMENT)
-        body = parse_witness(data, key).body
+        body = parse_witness(data, key, ledger.run_id).body
         yield _named(key, base + witness_key(ledger.run_id, body.date, body.witness)), object_digest(data)
 
 
@@ -81,9 +81,10 @@ def _certificates(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[s
     bodies: list[Body] = []
     for key in records.list(f"{base}certificates/"):
         data = records.read(key, limit=MAX_CERTIFICATE)
-        if Certificate.parse(data, key, CertificateFault).body.run != ledger.run_id:
+        certificate = Certificate.parse(data, key, CertificateFault)
+        if certificate.body.run != ledger.run_id:
             continue
-        body = verify(data, ledger).body
+        body = check(certificate, ledger)
         if key != base + certificate_key(data, body):
             raise CertificateFault(f"{key}: it is {certificate_key(data, body)}", cause="the file was renamed")
         bodies.append(body)

@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -50,7 +50,10 @@ def verify_signature(public: str, signature: str, data: bytes, purpose: str) -> 
 
 
 def load_or_create_key(folder: Path, name: str) -> Key:
-    """The key `<name>.key` of the folder, made if there is none. StorageError if others can read the file."""
+    """The key `<name>.key` of the folder, made if there is none.
+
+    Raises StorageError if others can read the file, or it is no such key; UsageError for a name that is none.
+    """
     if not _NAME.match(name):
         raise UsageError(f"key name {name!r}: letters, digits, '-' and '_' are allowed")
     path = folder / f"{name}.key"
@@ -80,22 +83,32 @@ def _create(path: Path) -> None:
 
 
 def _load(path: Path) -> Key:
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer must not be waited for
     with os.fdopen(file, "rb") as stream:
-        mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+        mode = os.fstat(stream.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise _no_key(path, "it is not a regular file")
         if mode & 0o077:
             raise StorageError(
-                f"{path} has mode {mode:04o}: others can use this private key; expected 0600",
+                f"{path} has mode {stat.S_IMODE(mode):04o}: others can use this private key; expected 0600",
                 next_step=f"chmod 600 {path}; if others may have read it, delete it and begin with a new key",
             )
         pem = stream.read(_MAX_FILE)
     try:
         private = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
-        raise StorageError(f"{path} is not a private key: {error}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_key(path, f"{len(pem)} bytes: {error}") from None
     if not isinstance(private, Ed25519PrivateKey):
-        raise StorageError(f"{path} is not an Ed25519 key")
+        raise _no_key(path, f"it is a key of another kind, {type(private).__name__}")
     return Key(private)
+
+
+def _no_key(path: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{path} is not an Ed25519 private key: {why}",
+        cause="it was copied in part, or another program's file has this name",
+        next_step="restore it from a copy; a new key would be another signer",
+    )
 
 
 def _message(data: bytes, purpose: str) -> bytes:

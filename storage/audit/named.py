@@ -3,17 +3,19 @@
     <64 hex digits> <name>    one key a line; # begins a comment
 
 Keys are not people: whoever holds two keys can sign twice. Only a reader can say which keys belong to different people,
-so two keys under one name count as one, and a key without a name counts for nothing.
+so two keys under one name count as one, and a key without a name counts for nothing. Two ways to write one name, with
+other spaces or other code points for the same letters, are one name.
 """
 
 import re
+import unicodedata
 from pathlib import Path
 
 from storage.errors import UsageError
 from storage.named import read_file
 
 MAX_FILE = 1 << 20
-_LINE = re.compile(r"([0-9a-f]{64})\s+(\S.*)")
+_LINE = re.compile(r"([0-9a-f]{64}) (\S.*)")
 
 Named = dict[str, str]  # public key → name
 
@@ -30,8 +32,8 @@ def load_named(path: Path) -> Named:
         content = line.partition("#")[0].strip()
         if not content:
             continue
-        match = _LINE.fullmatch(content)
-        if not match or named.setdefault(match[1], match[2]) != match[2]:
+        match = _LINE.fullmatch(" ".join(unicodedata.normalize("NFKC", content).split()))
+        if not match or not match[2].isprintable() or named.setdefault(match[1], match[2]) != match[2]:
             raise UsageError(
                 f"{path}, line {number}: {content[:100]!r} is no key with a name, or its key has another name above",
                 next_step="write lines of 64 hex digits, a space, and a name",

@@ -2,6 +2,9 @@
 
 Whichever slot of a schedule runs, and however late, the records end the same: a night that has a statement is drawn
 from it, an earlier one without is missed, and today's is stated and, once its round is out, drawn.
+
+A missed night is admitted only beside today's draw: where rounds have times, a clock that is ahead then finds no value,
+and cannot give away nights that are still to come.
 """
 
 from collections.abc import Iterator
@@ -13,23 +16,26 @@ from storage.audit.draw import Draw, draw_key, load_draw, make_draw
 from storage.audit.keys import Key
 from storage.audit.statement import (
     Missed,
+    Night,
     Statement,
     admit_missed,
     announce,
+    is_date,
     load_night,
     round_is_out,
     statement_key,
 )
-from storage.errors import MissingObject, Refused, VerbatimError
+from storage.errors import InputFault, MissingObject, Refused, VerbatimError
 from storage.ledger import Ledger
 from storage.store import Store
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What the records now hold. undrawn: date → why the draw of its statement could not be made: it must still be.
+    """What the records now hold. draws: those of today and of this call, by date. missed: nights without a statement.
 
-    draws: those of today and of this call, by date. due: when today's round comes out, where it is not drawn yet.
+    undrawn: date → why that night could not be settled: it must still be. due: when today's round comes out, where it
+    is not drawn yet.
     """
 
     statement: Statement
@@ -47,25 +53,47 @@ def settle(records: Store, ledger: Ledger, key: Key, source: Source, count: int,
     today = now.astimezone(UTC).date().isoformat()
     statement = announce(records, ledger, key, today, count, source, now)
     if isinstance(statement, Missed):
-        raise Refused(f"{today} was called missed already", cause="a clock that was ahead", next_step="draw tomorrow")
-    draws: dict[str, Draw] = {}
-    missed: list[str] = []
-    undrawn: dict[str, str] = {}
+        raise Refused(
+            f"the night of {today} was called missed already, which cannot be taken back",
+            cause="a clock that was ahead when an earlier night was settled",
+            next_step="set the clock; the first night that was not called missed is drawn again",
+        )
+    settled = Settled(statement, {}, [], {}, _due(statement, now))
+    silent = _settle_earlier(records, ledger, source, settled, today, now)
+    if settled.due is None:
+        settled.draws[today] = draw_once(records, ledger, statement, source, now)
+        for day in silent:
+            admit_missed(records, ledger, key, day, now)
+    return settled
+
+
+def _settle_earlier(
+    records: Store, ledger: Ledger, source: Source, settled: Settled, today: str, now: datetime
+) -> list[str]:
+    """Draw the nights before `today` that were stated. Returns those of which nothing was said.
+
+    Today's draw must not wait for one that cannot be settled, which stays open for everyone to see.
+    """
+    drawn, silent = set(records.list(draw_key(ledger.run_id, "").removesuffix(".json"))), []
     for day in _before(records, ledger, today):
-        night = _night(records, ledger, key, day, now)
-        if isinstance(night, Missed):
-            missed.append(day)
-        elif not records.list(draw_key(ledger.run_id, day)):
-            try:
-                draws[day] = draw_once(records, ledger, night, source, now)
-            except VerbatimError as error:  # today's draw must not wait for it, and it stays open for everyone to see
-                undrawn[day] = error.message
-    due = None
-    if round_is_out(statement.body, now) is False:
-        due = scheme(statement.body.scheme).time(statement.body.round)
-    else:
-        draws[today] = draw_once(records, ledger, statement, source, now)
-    return Settled(statement, draws, missed, undrawn, due)
+        try:
+            night = _night(records, ledger, day)
+            if isinstance(night, Statement) and draw_key(ledger.run_id, day) not in drawn:
+                settled.draws[day] = draw_once(records, ledger, night, source, now)
+        except VerbatimError as error:
+            settled.undrawn[day] = error.message
+            continue
+        if not isinstance(night, Statement):
+            settled.missed.append(day)
+        if night is None:
+            silent.append(day)
+    return silent
+
+
+def _due(statement: Statement, now: datetime) -> datetime | None:
+    """When the statement's round comes out; None where it is out, or nobody knows."""
+    body = statement.body
+    return scheme(body.scheme).time(body.round) if round_is_out(body, now) is False else None
 
 
 def draw_once(records: Store, ledger: Ledger, statement: Statement, source: Source, now: datetime) -> Draw:
@@ -83,20 +111,27 @@ def draw_once(records: Store, ledger: Ledger, statement: Statement, source: Sour
     return make_draw(records, ledger, statement, source.fetch(statement.body.round), now)
 
 
-def _night(records: Store, ledger: Ledger, key: Key, day: str, now: datetime) -> Statement | Missed:
+def _night(records: Store, ledger: Ledger, day: str) -> Night | None:
+    """What the trainer said of a night; None if nothing."""
     try:
         return load_night(records, ledger, day)
     except MissingObject:
-        return admit_missed(records, ledger, key, day, now)
+        return None
 
 
 def _before(records: Store, ledger: Ledger, today: str) -> Iterator[str]:
-    """Every date from the first with a record to the one before `today`."""
-    places = records.list(statement_key(ledger.run_id, "").removesuffix(".json"))
-    days = sorted(place.rpartition("/")[2].removesuffix(".json") for place in places)
-    if not days:
-        return
-    day, last = date.fromisoformat(days[0]), date.fromisoformat(today)
+    """Every date from the first with a genuine record to the one before `today`."""
+    folder = statement_key(ledger.run_id, "").removesuffix(".json")
+    names = (key.removeprefix(folder).removesuffix(".json") for key in records.list(folder))
+    first = next((day for day in sorted(filter(is_date, names)) if _is_genuine(records, ledger, day)), today)
+    day, last = date.fromisoformat(first), date.fromisoformat(today)
     while day < last:
         yield day.isoformat()
         day += timedelta(days=1)
+
+
+def _is_genuine(records: Store, ledger: Ledger, day: str) -> bool:
+    try:
+        return _night(records, ledger, day) is not None
+    except InputFault:
+        return False

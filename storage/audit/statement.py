@@ -25,6 +25,8 @@ PURPOSE = "statement"
 _MISSED = b'{"body":{"date":'
 BEGINS = (b'{"body":{"count":', _MISSED)  # a statement or a missed night, and no certificate
 FORM = "%Y-%m-%dT%H:%M:%SZ"
+YEARS = range(2023, 3000)  # from the beacon's first round on; a stranger's date must not overflow a sum of dates
+MAX_COUNT = 100_000  # steps of one draw: its record stays below MAX_DRAW
 
 
 class StatementBody(Record):
@@ -35,7 +37,7 @@ class StatementBody(Record):
     date: Text
     step: Count
     head: Digest
-    count: Annotated[int, Field(ge=1, lt=2**53)]
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     scheme: Text
     round: Count
 
@@ -76,16 +78,22 @@ def statement_key(run: str, date: str) -> str:
 
 
 def check_date(date: str) -> None:
-    """UsageError unless the date is written as 2026-11-29."""
-    if not _is_date(date):
-        raise UsageError(f"{date!r} is not a date", next_step="write it as 2026-11-29")
+    """UsageError unless the date is written as 2026-11-29, and in YEARS."""
+    if not is_date(date):
+        raise UsageError(
+            f"{date!r} is not the date of a night",
+            cause="a slip, or a clock that is wrong",
+            next_step=f"write it as 2026-11-29, of a year from {YEARS[0]} to {YEARS[-1]}",
+        )
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
+    """Whether a night can have this date."""
     try:
-        return calendar_date.fromisoformat(text).isoformat() == text
+        date = calendar_date.fromisoformat(text)
     except ValueError:
         return False
+    return date.isoformat() == text and date.year in YEARS
 
 
 def announce(records: Store, ledger: Ledger, key: Key, date: str, count: int, source: Source, now: datetime) -> Night:
@@ -94,8 +102,8 @@ def announce(records: Store, ledger: Ledger, key: Key, date: str, count: int, so
     Raises Refused where `key` is not the run's trainer, or nothing can be drawn from.
     """
     check_date(date)
-    if count < 1:
-        raise UsageError(f"a draw of {count} steps; at least 1 is needed")
+    if not 1 <= count <= MAX_COUNT:
+        raise UsageError(f"a draw of {count} steps", next_step=f"draw between 1 and {MAX_COUNT} steps")
     _check_trainer(ledger, key)
     if not len(ledger):
         raise Refused("the ledger has no steps: there is nothing to draw from")
@@ -164,8 +172,8 @@ def check_night(night: Night, ledger: Ledger) -> None:
 
 def _check_signed(night: Night, ledger: Ledger) -> None:
     body = night.body
-    if not _is_date(body.date):
-        raise InputFault(f"a statement is of {body.date[:40]!r}, which is no date")
+    if not is_date(body.date):
+        raise InputFault(f"a statement is of {body.date[:40]!r}, which is no date of a night")
     if body.run != ledger.run_id:
         raise InputFault(f"the statement of {body.date} is of run {body.run}, not of run {ledger.run_id}")
     if not verify_signature(ledger.header.trainer, night.signature, body.canonical(), PURPOSE):

@@ -17,7 +17,7 @@ from storage.audit.draw import Draw
 from storage.audit.named import Named
 from storage.audit.opened import published_states
 from storage.audit.statement import Night, Statement, check_one_history, check_same, round_is_out
-from storage.audit.witness import in_time
+from storage.audit.witness import Witness, in_time
 from storage.errors import Equivocation
 from storage.ledger import Entry, Ledger
 from storage.store import Store
@@ -25,7 +25,7 @@ from storage.store import Store
 DEADLINE = timedelta(days=7)  # after the date of the draw
 STATES = {
     "due": "drawn; there is time until its deadline",
-    "unanswered": "its deadline passed, and the state before it was not published: counts against the run",
+    "unanswered": "its deadline passed, and the state before it was not published",
     "overdue": "its deadline passed; the state before it is published, but no named key has audited it",
     "attested": "one named key, or several on one backend, replayed it: it matches",
     "confirmed": "two named keys on two distinct backends replayed it: it matches",
@@ -50,12 +50,14 @@ class Finding:
 class DrawnStep:
     """A drawn step: on whose word the draw rests, and who answered.
 
+    among: how many steps the run had by the statement: none after them could be drawn.
     parts: parts of the step ("unit 3", "sum") that matched for named keys, which do not attest the whole. unlisted: how
     many certificates of keys without a name there are of it or a part of it.
     """
 
     date: str
     step: int
+    among: int
     basis: str
     state: str
     names: tuple[str, ...]
@@ -106,10 +108,10 @@ class Audited:
 
     def level(self, step: int) -> str:
         """ "disputed"; "confirmed" by two names on two backends; "attested" by any; "" where nobody audited it."""
-        found = set(self.matches[step])
+        found = {(match.name, match.backend) for match in self.matches[step]}
         if step in self.mismatches:
             return "disputed"
-        if any(a.name != b.name and a.backend != b.backend for a, b in combinations(found, 2)):
+        if any(name != other and backend != another for (name, backend), (other, another) in combinations(found, 2)):
             return "confirmed"
         return "attested" if found else ""
 
@@ -120,15 +122,18 @@ def drawn_steps(
     """The state of every drawn step, by date and step. published: see opened()."""
     audited = Audited.of(evidence.certificates, named, len(ledger))
     unlisted = Counter(body.step for body in evidence.certificates if body.auditor not in named)
+    words = _words(evidence)
     rows = []
     for draw in sorted(evidence.draws, key=lambda draw: draw.date):
-        basis, late = _basis(evidence, ledger, draw.statement, named), now.astimezone(UTC) >= deadline(draw)
+        seen = {word.body.witness for word in words.get(draw.statement.digest(), ()) if in_time(word, draw.statement)}
+        basis, late = _basis(seen, ledger, named), now.astimezone(UTC) >= deadline(draw)
         for step in draw.steps:
             names, backends = ({getattr(match, of) for match in audited.matches[step]} for of in ("name", "backend"))
             rows.append(
                 DrawnStep(
                     date=draw.date,
                     step=step,
+                    among=draw.body.step,
                     basis=basis,
                     state=audited.level(step) or _unanswered(late, step in published),
                     names=tuple(sorted(names)),
@@ -187,14 +192,21 @@ def _unanswered(late: bool, published: bool) -> str:
     return "overdue" if published else "unanswered"
 
 
-def _basis(evidence: Evidence, ledger: Ledger, statement: Statement, named: Named) -> str:
-    """Who saw the statement before its round: named witnesses, unnamed ones, or nobody but the trainer."""
+def _words(evidence: Evidence) -> dict[str, list[Witness]]:
+    """What witnesses said, by the digest of the statement that they saw."""
+    words: dict[str, list[Witness]] = {}
+    for witness in evidence.witnesses:
+        words.setdefault(witness.body.statement, []).append(witness)
+    return words
+
+
+def _basis(seen: set[str], ledger: Ledger, named: Named) -> str:
+    """Who saw a statement before its round, by their keys: named witnesses, unnamed ones, or nobody but the trainer."""
     trainer = ledger.header.trainer
-    seen = {w.body.witness for w in evidence.witnesses if in_time(w, statement)} - {trainer}
     names = sorted({named[key] for key in seen if key in named} - {named.get(trainer, "")})
     if names:
         return WITNESSED + ", ".join(names)
-    return "seen by keys without a name" if seen - set(named) else "trainer's word"
+    return "seen by keys without a name" if seen - {trainer, *named} else "trainer's word"
 
 
 def findings(evidence: Evidence, named: Named, now: datetime) -> list[Finding]:

@@ -79,7 +79,20 @@ def bear_witness(records: Store, ledger: Ledger, key: Key, statement: Statement,
     )
     place = witness_key(body.run, body.date, key.public)
     records.create(place, Witness(body=said, signature=key.sign(said.canonical(), PURPOSE)).canonical())
-    return parse_witness(records.read(place, limit=MAX_STATEMENT), place)
+    return _recorded(records, place, said)
+
+
+def _recorded(records: Store, place: str, said: WitnessBody) -> Witness:
+    """The word that lies there, of now or of before; InputFault if it is of something else than `said`."""
+    witness = parse_witness(records.read(place, limit=MAX_STATEMENT), place, said.run)
+    if (found := witness.body.model_copy(update={"seen": said.seen})) != said:
+        raise InputFault(
+            f"{place} is of statement {found.statement} of {found.date[:40]!r}, by key {found.witness}; expected "
+            f"statement {said.statement} of {said.date}, by key {said.witness}",
+            cause="another put a record there before this key could",
+            next_step="keep your records in a folder of your own: --records",
+        )
+    return witness
 
 
 def _keep(records: Store, ledger: Ledger, statement: Statement) -> None:
@@ -89,9 +102,11 @@ def _keep(records: Store, ledger: Ledger, statement: Statement) -> None:
     check_same(night, statement)
 
 
-def parse_witness(data: bytes, where: str) -> Witness:
-    """A witness's word, its signature checked; InputFault."""
+def parse_witness(data: bytes, where: str, run: str) -> Witness:
+    """A witness's word on a night of this run, its signature checked; InputFault."""
     witness = Witness.parse(data, where)
+    if witness.body.run != run:
+        raise InputFault(f"{where}: it is of run {witness.body.run}, not of run {run}")
     if not verify_signature(witness.body.witness, witness.signature, witness.body.canonical(), PURPOSE):
         raise InputFault(f"{where}: the signature is not that of the witness {witness.body.witness}")
     seen_at(witness)

@@ -23,7 +23,7 @@ from storage.errors import InputFault, StorageError, VerbatimError
 
 TRIES = 5  # in a row that bring no byte
 PAUSE = 1.0  # seconds before the second of them, doubled before each later one
-LONGEST = 300.0  # seconds that a server may ask to be left alone
+LONGEST = 300.0  # seconds that a server may ask to be left alone, or may take for a small file
 PIECE = 1 << 20
 
 Tell = Callable[[int, int], None]  # (bytes that are there, of how many)
@@ -128,13 +128,19 @@ def download_bytes(url: str, most: int, wait: Callable[[float], object] = time.s
 
 
 def _whole(url: str, answer: Answer, most: int) -> bytes:
-    pieces, size = [], 0
+    pieces, size, began = [], 0, time.monotonic()
     while piece := answer.read(PIECE):
         pieces.append(piece)
         size += len(piece)
         if size > most:
             raise InputFault(
                 f"{url} has {size} bytes or more, at most {most} are allowed", cause="no file of that kind"
+            )
+        if time.monotonic() - began > LONGEST:
+            raise VerbatimError(
+                f"{url}: {size} bytes came in {LONGEST:.0f} s, and no end",
+                cause="the network is slow, or the server holds its answer back",
+                next_step="ask another server, or try again later",
             )
     if answer.total not in (None, size):
         raise Passing(f"the connection ended after {size} of {answer.total} bytes")

@@ -32,7 +32,7 @@ def command(*arguments: str | Path) -> list[str]:
 def verbatim(*arguments: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the command line and insist on its exit code."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # of kernels' tests
-    done = subprocess.run(command(*arguments), cwd=ROOT, env=plain, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command(*arguments), cwd=ROOT, env=plain, capture_output=True, text=True, timeout=1200)
     assert done.returncode == expect, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,10 @@ COMMANDS += ("verify", "accuse", "dispute", "docs", "doctor", "evaluate", "score
 def test_help_has_an_example(name: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"]).output
     assert f"verbatim {name}" in shown.split("Example", 1)[1]
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"verbatim {metadata.version('verbatim-audit-training')}\n"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from flows.audit import audit
 from flows.cli import app
+from storage.errors import InputFault
 from storage.ledger import part_key
 from storage.publish import publish
 from storage.store import LocalStore
@@ -67,3 +68,13 @@ def test_a_flow_takes_it_from_another(
     with temporary_settings({PREFECT_API_URL: api}):
         audited = audit(copies[0], 3, "reference", str(tmp_path / "records"), (copies[1],))
     assert (audited.verdict, audited.bad_copies) == ("match", 2)
+
+
+def test_a_question_takes_it_from_another_too(copies: tuple[str, str]) -> None:
+    bad, sound = copies
+    assert isinstance(run("docs", bad, "--step", "3").exception, InputFault)
+    found = json.loads(run("docs", bad, "--mirror", sound, "--step", "3", "--json").stdout)
+    assert (Path(bad).as_uri(), MANIFEST) in {(copy["store"], copy["key"]) for copy in found["bad_copies"]}
+    alone = json.loads(run("docs", sound, "--step", "3", "--json").stdout)
+    assert found["documents"] == alone["documents"] and found["windows"] == alone["windows"]
+    assert f"bad copy: {Path(bad).as_uri()}: {MANIFEST}: " in run("docs", bad, "--mirror", sound, "--step", "3").stdout

@@ -31,6 +31,8 @@ def trajectory(records: list[StepRecord]) -> list[tuple[str, str | None, str | N
     return [(r.state, r.gradient, r.loss) for r in records]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "numerics",
     [

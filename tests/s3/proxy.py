@@ -30,13 +30,14 @@ class Request(NamedTuple):
 @dataclass(frozen=True)
 class Answer:
     """What goes back. cut: the connection ends after so many bytes of the body; stall: seconds of silence before that
-    place, or at half of the body."""
+    place, or at half of the body; drip: seconds between every two bytes from there on."""
 
     status: int
     headers: dict[str, str]
     body: bytes
     cut: int | None = None
     stall: float = 0.0
+    drip: float = 0.0
 
 
 class NoAnswer(Exception):
@@ -141,7 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
         middle = until if answer.cut is not None else until // 2
         self._write(body[:middle])
         time.sleep(answer.stall)
-        self._write(body[middle:until])
+        step = 1 if answer.drip else max(until - middle, 1)
+        for at in range(middle, until, step):
+            self._write(body[at : min(at + step, until)])
+            time.sleep(answer.drip)
         if answer.cut is not None:
             self._end()
 
@@ -250,6 +254,11 @@ def nul_request(request: Request, forward: Forward) -> Answer:
 def stalling(seconds: float) -> Fault:
     """Silence in the middle of the answer's body."""
     return lambda request, forward: replace(forward(request), stall=seconds)
+
+
+def dripping(seconds: float) -> Fault:
+    """From the middle of the answer's body on, a byte now and then."""
+    return lambda request, forward: replace(forward(request), drip=seconds)
 
 
 @dataclass

@@ -9,6 +9,8 @@ import pytest
 
 from storage import s3_requests
 from storage.errors import InputFault, MissingObject, StorageError
+from storage.objects import MAX_OBJECT
+from storage.s3_upload import PART
 from storage.store import S3Store, object_digest
 from tests.s3.proxy import (
     Answer,
@@ -21,6 +23,7 @@ from tests.s3.proxy import (
     completions,
     cut_answer,
     cut_request,
+    dripping,
     failing,
     gets,
     listings,
@@ -238,3 +241,33 @@ def test_a_length_that_is_denied(proven: S3Store, proxy: Proxy) -> None:
     proxy.fault(failing(416, "InvalidRange"), when=gets)
     with pytest.raises(InputFault, match="k holds 50000 bytes, but the server denies bytes 0 to 4"):
         proven.read_range("k", 0, 4)
+
+
+def test_a_server_that_drips(proven: S3Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No silence is ever long, and it would take days: there is an end to it, for listings too."""
+    monkeypatch.setattr(s3_requests, "TOTAL", 3.0)
+    proven.create("k", SHORT)
+    for when, call in ((gets, lambda: proven.read("k")), (listings, proven.list)):
+        proxy.fault(dripping(0.5), when=when)
+        began = time.monotonic()
+        with pytest.raises(StorageError, match="no whole answer within 3 seconds, after 1 attempt") as caught:
+            call()
+        assert 3 <= time.monotonic() - began < 10 and "too slow" in str(caught.value) and not proxy.faults_left
+        assert call() in (SHORT, ["first", "k"])
+
+
+def test_an_object_that_is_said_to_be_endless(proven: S3Store, proxy: Proxy) -> None:
+    """A length that no object may have is refused after the first piece, whatever the server could send."""
+    proven.create("k", LONG)
+
+    def longer(request: Request, forward: Forward) -> Answer:
+        answer = forward(request)
+        total = re.sub(r"/\d+$", f"/{9 * 10**12}", answer.headers["Content-Range"])
+        return replace(answer, headers={**answer.headers, "Content-Range": total})
+
+    proxy.fault(longer, when=gets, times=99)
+    for limit, most in ((MAX_OBJECT, PART), (1000, 1001)):
+        sent = proxy.sent
+        with pytest.raises(InputFault, match=f"k holds 9000000000000 bytes, at most {limit} are allowed"):
+            proven.read("k", limit=limit)
+        assert proxy.sent - sent < most + 2000

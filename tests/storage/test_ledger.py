@@ -1,5 +1,6 @@
 """The ledger: one unbroken chain, and an error that says where it is broken."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from kernels import canonical
 from kernels.digest import digest
 from storage.errors import Divergence, InputFault, LedgerFault, UsageError
-from storage.ledger import HEADER_KEY, Entry, Header, Ledger, create_header, part_key, trajectory_root
-from storage.store import MemoryStore, Store
+from storage.ledger import FETCHED, HEADER_KEY, Entry, Header, Ledger, create_header, part_key, trajectory_root
+from storage.store import LocalStore, MemoryStore, Store
 from tests.storage import small
+from tests.storage.conftest import Small
 
 HEADER = Header(spec=small.spec().canonical(), mix_root="1" * 64, held_out_root="2" * 64, trainer="3" * 64,
                 initial_root="4" * 64, code="5" * 64, lock="6" * 64)  # fmt: skip
@@ -231,3 +233,21 @@ def test_true_is_not_one() -> None:
     spec["numerics"] = dict(spec["numerics"], input_gradient_slices=True)  # type: ignore[call-overload]
     with pytest.raises(LedgerFault, match="oddly"):
         HEADER.model_copy(update={"spec": spec}).run_spec()
+
+
+def test_parts_are_fetched_some_at_a_time(made: Small) -> None:
+    """Of a server each is a round trip; the first fault in their order is the one that is told."""
+    together = threading.Barrier(FETCHED)
+
+    class Slow(LocalStore):
+        def read(self, key: str, *arguments: Any, **named: Any) -> bytes:
+            if first <= key < last:
+                together.wait(60)  # until as many are asked for
+            return super().read(key, *arguments, **named)
+
+    first, last = part_key(0), part_key(FETCHED)
+    assert [entry.step for entry in Ledger(Slow(made.store.root))] == list(range(12))
+    for step in (9, 4):
+        made.store.path(part_key(step)).write_bytes(b"?\n")
+    with pytest.raises(LedgerFault, match=part_key(4)):
+        Ledger(made.store)

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import storage.made
 from storage.audit.keys import load_or_create_key
 from storage.audit.release import check_release
+from storage.code_archive import archive_key, code_of, pack, source_files
 from storage.copying import PublishProgress, copy_all
-from storage.errors import CheckpointFault, InputFault, LedgerFault, Refused
+from storage.errors import CheckpointFault, InputFault, LedgerFault, Refused, VerbatimError
 from storage.ledger import part_key
 from storage.objects import Data, pieces
 from storage.publish import publish
@@ -178,3 +180,39 @@ def test_what_changes_after_it_was_read_is_not_published(
     with pytest.raises(InputFault, match=f"{key} has digest .*, run and mix demand"):
         publish(made.store, made.mix, target, made.key)
     assert not {RELEASE_KEY, key} & set(target.list())
+
+
+@pytest.mark.parametrize("edited", ["storage/store.py", "README.md"])
+def test_code_that_was_edited_in_between(
+    made: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    """A publication that was stopped goes on only as it was begun: the error shows both, and what to do."""
+    target = LocalStore(tmp_path / "target")
+
+    def stop(progress: PublishProgress) -> None:
+        if any(key.startswith("code/") and key.endswith(".tar") for key in target.list()):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        publish(made.store, made.mix, target, made.key, report=stop)
+    begun, (archive,) = everything(target), (key for key in target.list("code/") if key.endswith(".tar"))
+    files = source_files()
+    files[edited] += b"\n"
+    monkeypatch.setattr(storage.made, "source_files", lambda: files)
+    with pytest.raises(VerbatimError) as caught:
+        publish(made.store, made.mix, target, made.key)
+    said, other = str(caught.value), archive_key(code_of(files))
+    if edited == "README.md":
+        was, now = object_digest(begun[archive]), object_digest(pack(files))
+        assert other == archive and f"{archive} is there already with other content" in said
+        assert now in said and (was in said or f"of {len(begun[archive])} bytes" in said)
+    else:
+        assert (
+            f"{target.uri} holds {archive}, which this publication does not, but {other}; nothing was written" in said
+        )
+        assert everything(target) == begun
+    assert "other code" in said and "next: verbatim publish RUN-FOLDER --target ANOTHER-ADDRESS" in said
+    assert RELEASE_KEY not in target.list()
+    monkeypatch.undo()
+    publish(made.store, made.mix, target, made.key)
+    assert everything(target) == everything(made.published)

@@ -1,5 +1,6 @@
 """A published run checked without a replay. Whoever publishes also signs: every forgery here is listed and signed."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,21 @@ from kernels import canonical
 from kernels.digest import digest
 from storage.audit.release import check_release
 from storage.errors import CheckpointFault, InputFault, LedgerFault, WindowFault
-from storage.ledger import HEADER_KEY
-from storage.release import PURPOSE, RELEASE_KEY, Group, Object, Release, ReleaseBody, grouped
+from storage.ledger import HEADER_KEY, Ledger
+from storage.mirrors import open_copies
+from storage.objects import MAX_OBJECT
+from storage.publish import publish
+from storage.release import (
+    MAX_RELEASE,
+    PURPOSE,
+    RELEASE_KEY,
+    Group,
+    Object,
+    Release,
+    ReleaseBody,
+    grouped,
+    load_release,
+)
 from storage.store import LocalStore, object_digest
 from storage.stream import Stream
 from storage.windows import leaf
@@ -78,9 +92,43 @@ def test_a_listed_path_out_of_the_store_is_a_fault_of_the_release(made: Small, k
 
 def test_a_listed_size_is_the_objects(made: Small) -> None:
     objects = _body(made).objects
-    longer = objects["recipe.yaml"].model_copy(update={"size": 10**12})
-    with pytest.raises(InputFault, match=r"recipe.yaml holds 12 bytes, RELEASE.json says 1000000000000"):
+    longer = objects["recipe.yaml"].model_copy(update={"size": 10**9})
+    with pytest.raises(InputFault, match=r"recipe.yaml holds 12 bytes, RELEASE.json says 1000000000"):
         check_release(signed(made, objects=objects | {"recipe.yaml": longer}))
+
+
+def test_an_object_that_nobody_could_read_cannot_be_listed(made: Small) -> None:
+    """Terabytes of nothing are a small file; nothing of it is read, and no memory taken for it."""
+    size = 4 * 10**12
+    entry = _body(made).objects["recipe.yaml"].model_copy(update={"size": size})
+    store = signed(made, objects=_body(made).objects | {"recipe.yaml": entry})
+    with store.path("recipe.yaml").open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises(InputFault, match=rf"recipe.yaml.size: .* less than or equal to {MAX_OBJECT}, found '{size}'"):
+        check_release(store)
+    with made.store.path("recipe.yaml").open("r+b") as file:
+        file.truncate(size)
+    target = LocalStore(made.folder / "another")
+    with pytest.raises(InputFault, match=rf"recipe.yaml holds {size} bytes, at most {MAX_OBJECT} are allowed"):
+        publish(made.store, made.mix, target, made.key)
+    assert target.list() == []
+
+
+def test_what_a_stranger_signed_is_not_parsed(made: Small) -> None:
+    """Thirty megabytes of JSON would take a gigabyte; they take what the signature needs."""
+    junk = b'{"body":{"a":[' + b'{"b":0},' * 4_000_000 + b'0]},"signature":"' + b"0" * 128 + b'"}'
+    made.published.path(RELEASE_KEY).write_bytes(junk)
+    tracemalloc.start()
+    try:
+        for store in (made.published, open_copies([made.published.uri, made.published.uri + "/mix"])):
+            with pytest.raises(InputFault, match="signature is not that of the run's trainer"):
+                load_release(store, Ledger(made.store))
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(junk)
+    finally:
+        tracemalloc.stop()
+    made.published.path(RELEASE_KEY).write_bytes(junk * 2)
+    with pytest.raises(InputFault, match=f"at most {MAX_RELEASE} are allowed"):
+        load_release(made.published, Ledger(made.store))
 
 
 @pytest.mark.parametrize("key", ["mix/tokenizer.json", "mix/docs/nouns/train/00000.parquet", f"{WINDOWS}.arrow"])

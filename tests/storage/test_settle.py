@@ -87,6 +87,11 @@ def test_whichever_late_slot_runs_settles_every_night(
     assert (done.statement.body.date, done.undrawn, done.due is None) == (DATE, {}, False)
     again = settle(records, ledger, book.trainer, source, 2, at(DATE, late))
     assert (again.draws, again.missed) == ({}, done.missed)
+    assert done.due and len(records.list("statements/")) == 2  # a missed night is admitted beside a draw
+    after = settle(records, ledger, book.trainer, source, 2, done.due)
+    assert DATE in after.draws and after.missed == done.missed
+    if after.due:  # the round came out at midnight
+        settle(records, ledger, book.trainer, source, 2, after.due)
     nights = [load_night(records, ledger, f"2026-11-{day}") for day in range(25, 30)]
     assert [isinstance(night, Missed) for night in nights] == [False, True, True, True, False]
 
@@ -183,7 +188,7 @@ def test_a_witness_is_bound_to_statement_time_and_key(
     for position in range(0, len(data), 5):
         changed = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
         with pytest.raises(InputFault):
-            parse_witness(changed, "witness")
+            parse_witness(changed, "witness", ledger.run_id)
 
 
 def test_heads_ground_after_the_beacon_find_no_witness(
@@ -234,7 +239,7 @@ def test_another_history_than_the_ledger_s_is_equivocation(book: Book, ledger: L
         ({"step": 13}, "is of 13 steps, the ledger holds 12"),
         ({"count": 13}, "draws 13 of 12 steps"),
         ({"scheme": "dice"}, "no beacon scheme"),
-        ({"date": "../../x"}, "which is no date"),
+        ({"date": "../../x"}, "which is no date of a night"),
         ({"scheme": "quicknet", "round": 1000}, "which comes out at 2023-08-23"),
     ],
 )

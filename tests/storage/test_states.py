@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from math import comb
+from fractions import Fraction
+from itertools import combinations
+from math import comb, prod
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from storage.audit import states
 from storage.audit.certificate import save_certificate, sign
 from storage.audit.collect import Evidence, collect
-from storage.audit.coverage import Proven, detection, first_for, proven, smallest_found
+from storage.audit.coverage import Proven, first_for, proven
 from storage.audit.named import load_named
 from storage.audit.settle import settle
 from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
@@ -228,26 +230,74 @@ def test_the_file_of_named_keys(tmp_path: Path) -> None:
         load_named(tmp_path / "none")
 
 
+def audits(steps: int, *heads: tuple[int, int]) -> Proven:
+    """What is proven by k audits of those drawn by each head n, all of them different steps."""
+    return Proven(sum(k for _, k in heads), 0, 0, steps, heads)
+
+
+def exactly(steps: int, heads: tuple[tuple[int, int], ...], bad: int) -> Fraction:
+    """The bound of coverage.py, without rounding."""
+    return 1 - prod((1 - Fraction(k, n)) ** max(0, bad - (steps - n)) for n, k in heads)
+
+
 def test_what_so_many_audits_prove() -> None:
-    assert detection(0, 100, 5) == 0 and detection(100, 100, 1) == 1 and detection(1, 2, 2) == 0.75
-    assert smallest_found(0, 100) is None and smallest_found(100, 100) == 1
-    for audited, steps in ((4, 40), (39, 40), (10, 1000), (100, 80957), (5000, 80957)):
-        bad = smallest_found(audited, steps)
-        assert bad and 20 * (steps - audited) ** bad <= steps**bad
-        assert bad == 1 or 20 * (steps - audited) ** (bad - 1) > steps ** (bad - 1)
-    assert (smallest_found(1, 2), smallest_found(2, 12)) == (2, 11)  # more than were left out: found for certain
-    without = 1 - comb(95, 10) / comb(100, 10)  # drawn without return, as one draw does: never worse
-    assert detection(10, 100, 5) <= without
+    assert audits(100, (100, 0)).detection(5) == 0 and audits(100).detection(5) == 0
+    assert audits(100, (100, 100)).detection(1) == 1 and audits(2, (2, 1)).detection(2) == 0.75
+    assert audits(100).smallest is None and audits(100, (100, 100)).smallest == 1
+    assert (audits(2, (2, 1)).smallest, audits(12, (12, 2)).smallest) == (2, 11)  # more than were left out: for certain
+    assert audits(20, (20, 19)).smallest == 1  # 95 % and no more
+    for heads in (
+        ((40, 4),),
+        ((40, 39),),
+        ((1000, 10),),
+        ((1000, 100), (999, 30), (400, 100)),
+        ((80957, 100),),
+        ((80957, 5000), (80000, 300)),
+    ):
+        found = audits(heads[0][0], *heads)
+        bad = found.smallest
+        assert bad and exactly(found.steps, heads, bad) >= Fraction(19, 20)
+        assert bad == 1 or exactly(found.steps, heads, bad - 1) < Fraction(19, 20)
+        assert abs(found.detection(bad) - exactly(found.steps, heads, bad)) < 1e-9
+
+
+def test_what_is_claimed_is_never_more_than_the_exact_chance_wherever_the_bad_steps_lie() -> None:
+    """Draws are without return; every set of two bad steps among six, three draws by two heads, all counted."""
+    heads = ((6, 2), (6, 1), (4, 2))
+    claimed = Proven(5, 0, 0, 6, heads)
+    for size in (1, 2, 3):
+        chances = []
+        for bad in combinations(range(6), size):
+            missed = [Fraction(comb(n - sum(step < n for step in bad), k), comb(n, k)) for n, k in heads]
+            chances.append(1 - prod(missed))
+        assert claimed.detection(size) <= min(chances) + Fraction(1, 10**12)
+        assert min(chances) == chances[-1]  # the last steps are those that fewest draws can meet
+    assert audits(100, (100, 10)).detection(5) <= 1 - comb(95, 10) / comb(100, 10)
+
+
+def test_draws_by_early_heads_prove_nothing_of_later_steps(scene: Scene) -> None:
+    """A trainer that goes on stating an old head, before the steps that it forged, is not helped by it."""
+    first = scene.draw("2026-11-28", 12)
+    scene.go_on(40)
+    for step in first.steps:
+        scene.certify("ada", step)
+    found = proven(scene.rows("ada"), 40)
+    assert (found.audited, found.heads) == (12, ((12, 12),))
+    assert [found.detection(bad) for bad in (1, 28, 29)] == [0, 0, 1] and found.smallest == 29
+    for step in scene.draw(DATE, 12).steps:
+        scene.certify("ada", step)
+    both = proven(scene.rows("ada"), 40)
+    assert both.heads == ((12, 12), (40, 12)) and abs(both.detection(1) - 12 / 40) < 1e-12
 
 
 def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> None:
     def row(step: int, state: str) -> DrawnStep:
-        return DrawnStep(DATE, step, "trainer's word", state, (), (), (), 0)
+        return DrawnStep(DATE, step, 40, "trainer's word", state, (), (), (), 0)
 
     rows = [row(number, state) for number, state in enumerate(states.STATES)] + [row(4, "confirmed")]
-    assert proven(rows, 40) == Proven(2, 2, 40, smallest_found(2, 40))
+    assert proven(rows, 40) == Proven(2, 4, 2, 40, ((40, 2),))
     rows += [replace(rows[3], basis="witnessed by zoe")]
-    assert proven(rows, 40) == Proven(2, 1, 40, smallest_found(2, 40))
+    assert proven(rows, 40) == Proven(2, 4, 1, 40, ((40, 2),))
 
 
 def test_many_keys_spread_over_the_steps() -> None:

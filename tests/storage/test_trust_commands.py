@@ -1,6 +1,7 @@
 """The commands of sampling and trust, on a made-up run: what they print, record and exit with."""
 
 import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def test_sample_by_a_file_draws_at_once_and_only_once(desk: Desk) -> None:
     first = desk.run("sample", "--beacon", desk.beacon, "--count", 3)
     assert len(first["steps"]) == 3 and (first["scheme"], first["round"], first["due"]) == ("file", 7, None)
     assert desk.run("sample", "--beacon", desk.beacon, "--count", 1) == first
-    assert f"verbatim audit {desk.published.root} --draw {first['date']} --step {first['steps'][0]}" in desk.said
+    store = shlex.quote(str(desk.published.root))
+    assert f"verbatim audit {store} --draw {first['date']} --step {first['steps'][0]}" in desk.said
     assert load_draw(desk.records, desk.ledger, first["date"]).steps == first["steps"]
 
 
@@ -80,12 +82,18 @@ def test_sample_by_drand_states_a_round_to_come_that_another_witnesses(desk: Des
     stated = desk.run("sample", "--beacon", "http://nobody.invalid")
     assert stated["scheme"] == "quicknet" and stated["steps"] == [] and stated["due"] > datetime.now(UTC).isoformat()
     assert desk.run("sample", "--beacon", "http://nobody.invalid") == stated
-    assert f"verbatim witness {desk.published.root}" in desk.said
+    assert f"verbatim witness {shlex.quote(str(desk.published.root))}" in desk.said
     (own,) = desk.run("witness", who="zoe")
     assert own["exit_code"] == 0 and "witnessed: statements/" in desk.said
     assert len(desk.records.list("witnesses/")) == 1
     found = desk.run("coverage")
     assert (found["findings"], found["drawn"], found["waiting"]) == ([], [], [today()])
+
+
+def test_a_witness_of_a_file_s_statement_is_told_what_it_is_worth(desk: Desk) -> None:
+    desk.run("sample", "--beacon", desk.beacon)
+    desk.run("witness", who="zoe")
+    assert "its round has no time" in desk.said and "is to come" not in desk.said
 
 
 def test_witness_with_nothing_to_come(desk: Desk) -> None:
@@ -118,7 +126,7 @@ def test_coverage_counts_the_keys_that_a_reader_names(desk: Desk) -> None:
     assert unnamed["proven"]["smallest"] is None and "nothing is proven of the others" in desk.said
     both = desk.run("coverage", "--named", desk.file_of("ada", "ben"))
     assert both["states"] == {"due": 10, "confirmed": 2} and both["levels"][4:8] == ["", "confirmed", "confirmed", ""]
-    assert (both["proven"]["audited"], both["proven"]["smallest"], both["proven"]["chances"]["1"]) == (2, 11, 1 - 5 / 6)
+    assert (both["proven"]["audited"], both["proven"]["smallest"], both["proven"]["chances"]["1"]) == (2, 11, 1 / 6)
     one = desk.run("coverage", "--named", desk.file_of("ada"))
     assert one["states"] == {"due": 10, "attested": 2} and one["unlisted"] == 1
     assert "attested    ada, 1 unlisted" in desk.said
@@ -129,6 +137,7 @@ def test_records_in_the_release_count_without_being_named(desk: Desk) -> None:
     for key in desk.records.list():
         desk.published.create("audits/" + key, desk.records.read(key))
     assert len(desk.run("coverage", records=desk.folder / "empty")["drawn"]) == 2
+    assert f"2 records in {desk.published.uri}\n0 records in {(desk.folder / 'empty').as_uri()}" in desk.said
 
 
 def test_coverage_says_what_counts_against_the_run(desk: Desk) -> None:
