@@ -209,6 +209,7 @@ def test_the_program_is_short_and_needs_three_packages() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # installing PyTorch on a busy machine
 def test_the_export_runs_in_a_fresh_environment(real: Small, tmp_path: Path) -> None:
     """Three packages and what they bring; versions as `constraints.txt` has them."""
     python = tmp_path / "fresh" / "bin" / "python"

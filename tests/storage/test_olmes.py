@@ -195,6 +195,7 @@ class ByHand:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # installing lm-eval on a busy machine
 def test_lm_evals_scores_are_those_computed_by_hand_and_come_out_again(
     lm_eval: Path, export: Path, tmp_path: Path
 ) -> None:
