@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.terminal import JsonOption, KeysOption, StoreArgument, absolute, line
+from storage.errors import InputFault
 from tasks.references import AUDITS, KEYS
 
 DRAND = "https://api.drand.sh"
@@ -45,7 +46,7 @@ def sample(
 
     States the ledger's head and a beacon's round to come, for a witness to sign; called again once the round is out, it
     draws. Earlier nights without a statement are recorded as missed. A file's value is known before: such a draw is the
-    trainer's word.
+    trainer's word. Exit code 11: an earlier night that was stated could not be drawn, which counts against the run.
 
     \b
     Examples: verbatim sample runs/demo/published --count 2
@@ -56,6 +57,7 @@ def sample(
     source = beacon if "://" in beacon else absolute(beacon)
     done = sampling.sample(absolute(store), source, count, absolute(records), keys.absolute())
     _show(done, sampling.sample_lines(done, store), as_json)
+    raise typer.Exit(InputFault.exit_code if done["undrawn"] else 0)
 
 
 def witness(

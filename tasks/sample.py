@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from prefect import task
@@ -10,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.audit.beacon import open_source
 from storage.audit.collect import collect
+from storage.audit.draw import Draw
 from storage.audit.keys import load_or_create_key
 from storage.audit.settle import Settled, settle
 from storage.ledger import Ledger
@@ -26,8 +28,11 @@ def draw_steps(store: str, count: int, records: str, beacon: str = "") -> dict[s
     that this machine audited already, however often a night is settled. Waits for today's round."""
     kept, ledger, key = open_store(records), Ledger(open_store(store)), load_or_create_key(KEYS, "trainer")
     source = open_source(beacon, kept)
+    late: dict[str, Draw] = {}  # made before the wait: later calls know them as drawn
     while (settled := settle(kept, ledger, key, source, count, datetime.now(UTC))).due:
+        late |= settled.draws
         time.sleep(max(1.0, (settled.due - datetime.now(UTC)).total_seconds()))
+    settled = replace(settled, draws=late | settled.draws)
     done = _answered(kept, ledger)
     _show(store, settled, done)
     return {date: [step for step in draw.steps if (date, step) not in done] for date, draw in settled.draws.items()}

@@ -55,7 +55,7 @@ def check_proofs(store: Store, bodies: Sequence[Body], backend: str, report: Rep
     Raises MachineFault, InputFault or Refused where a piece cannot be replayed here.
     """
     parts = [body for body in bodies if PIECE.fullmatch(body.piece)]
-    whole = [body for body in bodies if body.step is not None and body not in parts]
+    whole = [body for body in bodies if body.step is not None and not PIECE.fullmatch(body.piece)]
     for step in sorted({body.step for body in whole if body.step is not None}):
         _check_step(store, step, [body for body in whole if body.step == step], backend, report)
     measured = [body for body in bodies if HELD_OUT.fullmatch(body.piece)]

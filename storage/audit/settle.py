@@ -25,6 +25,7 @@ from storage.audit.statement import (
     round_is_out,
     statement_key,
 )
+from storage.audit.states import DEADLINE
 from storage.errors import InputFault, MissingObject, Refused, VerbatimError
 from storage.ledger import Ledger
 from storage.store import Store
@@ -32,10 +33,11 @@ from storage.store import Store
 
 @dataclass(frozen=True)
 class Settled:
-    """What the records now hold. draws: those of today and of this call, by date. missed: nights without a statement.
+    """What the records now hold. missed: nights without a statement.
 
-    undrawn: date → why that night could not be settled: it must still be. due: when today's round comes out, where it
-    is not drawn yet.
+    draws: those of today, of this call, and of nights whose deadline is to come, by date: who audits them may have been
+    stopped. undrawn: date → why that night could not be settled: it must still be. due: when today's round comes out,
+    where it is not drawn yet.
     """
 
     statement: Statement
@@ -70,15 +72,16 @@ def settle(records: Store, ledger: Ledger, key: Key, source: Source, count: int,
 def _settle_earlier(
     records: Store, ledger: Ledger, source: Source, settled: Settled, today: str, now: datetime
 ) -> list[str]:
-    """Draw the nights before `today` that were stated. Returns those of which nothing was said.
+    """Draw the nights before `today` that were stated, or take their draws. Returns those of which nothing was said.
 
     Today's draw must not wait for one that cannot be settled, which stays open for everyone to see.
     """
     drawn, silent = set(records.list(draw_key(ledger.run_id, "").removesuffix(".json"))), []
+    due = (now.astimezone(UTC) - DEADLINE).date().isoformat()
     for day in _before(records, ledger, today):
         try:
             night = _night(records, ledger, day)
-            if isinstance(night, Statement) and draw_key(ledger.run_id, day) not in drawn:
+            if isinstance(night, Statement) and (day >= due or draw_key(ledger.run_id, day) not in drawn):
                 settled.draws[day] = draw_once(records, ledger, night, source, now)
         except VerbatimError as error:
             settled.undrawn[day] = error.message

@@ -198,7 +198,9 @@ def test_a_night_that_was_really_missed(night: Night) -> None:
     """The twin of the former: nobody stated it, and the next nights are in order."""
     night.drawn()
     later = AFTER + timedelta(days=2)
-    settle(night.records, night.ledger, night.trainer, night.source, 3, later)
+    settled = settle(night.records, night.ledger, night.trainer, night.source, 3, later)
+    assert settled.due and settled.missed == ["2026-11-30"]
+    settle(night.records, night.ledger, night.trainer, night.source, 3, settled.due)
     assert night.verdict(now=later) == (0, ["missed"])
     data = night.records.read(statement_key(night.ledger.run_id, "2026-11-30"))
     assert parse_night(data, "night").body.kind == "missed"

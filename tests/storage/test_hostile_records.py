@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_a_damaged_night_does_not_hold_up_the_next_ones(book: Book) -> None:
     damaged = book.records.path(statement_key(book.ledger.run_id, "2026-11-27"))
     damaged.write_bytes(damaged.read_bytes().replace(b'"count":2', b'"count":3'))
     done = settle(book.records, book.ledger, book.trainer, Known(), 2, at(DATE))
-    assert list(done.draws) == [DATE] and done.missed == ["2026-11-28"]
+    assert list(done.draws) == ["2026-11-26", DATE] and done.missed == ["2026-11-28"]
     assert list(done.undrawn) == ["2026-11-27"] and "not signed by the run's trainer" in done.undrawn["2026-11-27"]
     assert load_night(book.records, book.ledger, "2026-11-28").body.kind == "missed"
 
@@ -150,6 +151,26 @@ def test_thirty_days_later_every_night_is_settled_once(book: Book, monkeypatch: 
     done = [settle(book.records, book.ledger, book.trainer, source, 2, stated.due) for _ in range(2)]
     assert [one.missed for one in done] == [stated.missed] * 2 and done[0].draws == done[1].draws
     assert len(book.records.list("statements/")) == 31 and len(book.records.list("draws/")) == 2
+
+
+def _settle(book: Book, answers: multiprocessing.Queue[str]) -> None:
+    done = settle(book.records, book.ledger, book.trainer, Own(book.records), 2, at(DATE))
+    answers.put(",".join([*done.missed, *(draw.digest() for draw in done.draws.values())]))
+
+
+def test_the_same_slot_three_times_at_once_settles_once(book: Book) -> None:
+    settle(book.records, book.ledger, book.trainer, Own(book.records), 2, at("2026-11-26"))
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    children = [context.Process(target=_settle, args=(book, answers)) for _ in range(3)]
+    for child in children:
+        child.start()
+    said = {answers.get(timeout=60) for _ in children}
+    for child in children:
+        child.join()
+    assert len(said) == 1 and said.pop().startswith("2026-11-27,2026-11-28,")
+    assert len(book.records.list("statements/")) == 4 and len(book.records.list("beacons/")) == 2
+    assert not list(book.records.root.rglob(".tmp-*"))
 
 
 @pytest.mark.parametrize("folder", ["certificates", "statements", "draws", "witnesses"])

@@ -110,6 +110,15 @@ def test_a_witness_that_finds_a_contradiction_exits_with_it(desk: Desk, tmp_path
     assert f"two statements of {today()}" in row["says"] and "not witnessed: " in desk.said
 
 
+def test_sample_exits_with_what_counts_against_the_run(desk: Desk) -> None:
+    desk.state("2026-11-20")
+    other = desk.folder / "other.json"
+    other.write_bytes(BEACON.model_copy(update={"round": 8}).canonical())
+    done = desk.run("sample", "--beacon", other, expect=11)
+    assert len(done["steps"]) == 1 and list(done["undrawn"]) == ["2026-11-20"]
+    assert "2026-11-20: not drawn, which counts against the run:" in desk.said
+
+
 def test_only_the_trainer_samples(desk: Desk) -> None:
     keys = ["--keys", str(desk.folder / "a-stranger-s"), "--records", str(desk.records.root)]
     done = CliRunner().invoke(app, ["sample", str(desk.published.root), "--beacon", str(desk.beacon), *keys])
