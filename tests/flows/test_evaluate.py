@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
 from flows.evaluate import evaluate
 from storage.audit.certificate import verify
 from storage.ledger import Ledger
@@ -30,7 +32,8 @@ def test_a_model_goes_on_with_a_text(folder: Path) -> None:
     assert said.startswith("a few words") and len(said) > len("a few words\n")
 
 
-def test_the_flow_checks_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
-    audited, scored = evaluate(str(folder / "published"), None, "", "reference", str(tmp_path / "records"))
+def test_the_flow_checks_the_last_checkpoint(api: str, folder: Path, tmp_path: Path) -> None:
+    with temporary_settings({PREFECT_API_URL: api}):
+        audited, scored = evaluate(str(folder / "published"), None, "", "reference", str(tmp_path / "records"))
     assert (audited.piece, audited.verdict, audited.step) == (f"held-out {tiny.STEPS}", "match", tiny.STEPS)
     assert scored is None and audited.certificate and Path(audited.certificate).exists()
