@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 arm64 bench-cpu \
+.PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 page arm64 bench-cpu \
 	bench-corpus bench-s3 unit-1b olmes ui lint serve clean
 
 help: ## list these targets
@@ -29,7 +29,7 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
 test: lint ## style, types and all tests but the slow ones, two files at a time (about 25 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3 and not ui' --ignore tests/ui
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3 and not ui and not browser' --ignore tests/ui
 
 test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
 	$(BIN)/python -m pytest -m 'slow and not s3 and not ui' --ignore tests/ui
@@ -49,7 +49,7 @@ chaos: .venv/installed ## more than 50 kills of a small run, which must end as t
 	$(BIN)/python -m tests.chaos
 
 attacks: .venv/installed ## cheats, forgeries and hostile files, each beside its honest twin and with its exact verdict (about 2 minutes)
-	$(BIN)/python -m pytest -v tests/attacks
+	$(BIN)/python -m pytest -q tests/attacks
 
 corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and through kills: the same bytes (about 5 minutes, and 4 on Ray)
 	$(BIN)/python -m tests.corpus
@@ -58,6 +58,11 @@ corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and 
 s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 20 minutes)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3]'
 	$(BIN)/python -m pytest -m s3 tests/s3
+
+page: .venv/installed ## the report page in a headless Chromium: 80,957 steps, no mouse, a phone (8 minutes on busy cores)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[ui]'
+	$(BIN)/python -m tests.browser.chromium
+	$(BIN)/python -m pytest -s -m browser tests/browser
 
 arm64: .venv/installed ## the same bits on arm64 under QEMU, prepared at first (about 11 minutes, then 4)
 	$(BIN)/python -m tests.conformance.arm64

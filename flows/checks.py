@@ -9,7 +9,8 @@ from typing import Any
 
 from storage import engine
 from storage import recipe as recipes
-from storage.audit import certificate, draw, held_out, statement
+from storage.audit import certificate, dispute, draw, held_out, statement
+from storage.audit.later import counts, find_later
 from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
 from storage.audit.verdict import Report
@@ -25,7 +26,7 @@ COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory
 
 
 def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
-    """Check certificates, statements and draws against a published ledger, and all of them beside each other.
+    """Check certificates, disputes, statements and draws against a published ledger, and all of them beside each other.
 
     copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend
     and report of a replay, by which each proof of replay is made again. Raises CertificateFault or InputFault for the
@@ -37,7 +38,7 @@ def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report]
     nights: list[statement.Night] = []
     for path in paths:
         try:
-            data = read_file(path, certificate.MAX_CERTIFICATE)
+            data = read_file(path, dispute.MAX_DISPUTE)
         except OSError as error:
             raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
         if data.startswith(draw.BEGINS):
@@ -48,6 +49,10 @@ def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report]
             night = statement.parse_night(data, str(path))
             nights.append(night)
             says = f"{night.body.kind} of {night.body.date}, by the run's trainer"
+        elif data.startswith(dispute.BEGINS):
+            body = dispute.read(data, ledger).body.certificate.body
+            bodies.append(body)
+            says = f"dispute of step {body.step}, by key {body.auditor}: verbatim dispute judges it"
         else:
             body = certificate.verify(data, ledger).body
             held_out.check_recorded(store, ledger, body)
@@ -65,9 +70,11 @@ def release(copies: list[str]) -> list[dict[str, str]]:
     """Check a published run, of which there may be several copies; see check_release(). No cache is used."""
     store = open_copies(copies, cached=False)
     body = check_release(store)
+    later = counts(find_later(store, body.objects))
     return [
         {"what": store.uri, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
         {"what": "trajectory root", "says": body.trajectory_root},
+        *({"what": f"later {kind}", "says": f"{number}, none listed, each proven"} for kind, number in later.items()),
         *(copy.document() for copy in bad_copies(store)),
     ]
 

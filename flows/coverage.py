@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from storage.audit.collect import Evidence, collect
-from storage.audit.coverage import first_for, proven
-from storage.audit.keys import load_or_create_key
+from storage.audit.coverage import EXAMPLES, first_for
+from storage.audit.keys import Key, load_or_create_key
 from storage.audit.named import Named, load_named
-from storage.audit.opened import store_of_opening
-from storage.audit.statement import round_is_out
-from storage.audit.states import STATES, Audited, DrawnStep, copies, drawn_steps, findings, opened, parts
+from storage.audit.opened import is_open
+from storage.audit.standing import Standing, standing
+from storage.audit.states import STATES, DrawnStep, drawn_steps, opened, parts
 from storage.errors import Divergence, InputFault
 from storage.ledger import Entry, Ledger
+from storage.page.report import write_report
 from storage.store import Store, open_store
 
-COUNTS_AGAINST = ("two histories", "two statements", "called missed", "dropped", "redrawn")
-EXAMPLES = (1, 10, 100, 1000)  # numbers of bad steps whose chance of being found is told
 SHOWN = 40  # rows that a person is shown
 
 
@@ -33,39 +32,44 @@ def _collected(store: str, records: list[str], named: Path | None) -> tuple[Stor
     return release, ledger, evidence, load_named(named) if named else {}
 
 
-def report(store: str, records: list[str], named: Path | None) -> dict[str, Any]:
-    """States of all drawn steps, what counts against the run, coverage by step, what is proven: plain values."""
+def report(store: str, records: list[str], named: Path | None, page: Path | None = None) -> dict[str, Any]:
+    """States of all drawn steps, what counts against the run, coverage by step, what is proven: plain values.
+
+    page: where to write the same, with the run's curves and map, as a page for a browser.
+    """
     release, ledger, evidence, names = _collected(store, records, named)
-    now, steps = datetime.now(UTC), len(ledger)
-    rows = drawn_steps(evidence, ledger, names, opened(release), now)
-    audited = Audited.of(evidence.certificates, names, steps)
-    levels = [audited.level(step) for step in range(steps)]
-    found = proven(rows, steps)
-    chances = {str(bad): found.detection(bad) for bad in EXAMPLES if bad <= steps}
-    against = findings(evidence, names, now)
+    found, steps = standing(release, ledger, evidence, names, datetime.now(UTC)), len(ledger)
+    chances = {str(bad): found.proven.detection(bad) for bad in EXAMPLES if bad <= steps}
+    if page is not None:
+        write_report(page, release, ledger, found)
     return {
         "run": ledger.run_id,
         "steps": steps,
-        "drawn": [asdict(row) for row in rows],
-        "waiting": sorted(s.body.date for s in evidence.statements if round_is_out(s.body, now) is False),
-        "states": dict(Counter(row.state for row in rows)),
-        "findings": [asdict(finding) for finding in against],
-        "copied": copies(evidence.certificates),
+        "drawn": [asdict(row) for row in found.rows],
+        "waiting": found.waiting,
+        "states": dict(found.states),
+        "findings": [asdict(finding) for finding in found.findings],
+        "disputes": [
+            {"step": body.step, "by": names.get(body.auditor, body.auditor), "where": where}
+            for where, body in sorted(evidence.disputes.items())
+        ],
+        "copied": found.copied,
         "faulty": evidence.faulty,
         "found_in": evidence.found_in,
         "named": sorted(set(names.values())),
         "certificates": len(evidence.certificates),
         "unlisted": sum(body.auditor not in names for body in evidence.certificates),
-        "levels": levels,
-        "proven": asdict(found) | {"smallest": found.smallest, "chances": chances},
-        "exit_code": _exit_code(levels, [finding.kind for finding in against]),
+        "levels": found.levels,
+        "proven": asdict(found.proven) | {"smallest": found.proven.smallest} | {"chances": chances},
+        "page": None if page is None else str(page),
+        "exit_code": _exit_code(found),
     }
 
 
-def _exit_code(levels: list[str], kinds: list[str]) -> int:
-    if set(kinds) & set(COUNTS_AGAINST):
+def _exit_code(found: Standing) -> int:
+    if found.against:
         return InputFault.exit_code
-    return Divergence.exit_code if "disputed" in levels else 0
+    return Divergence.exit_code if "disputed" in found.levels else 0
 
 
 def report_lines(found: dict[str, Any]) -> Iterator[str]:
@@ -81,12 +85,16 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield from (f"{number} records in {uri}" for uri, number in found["found_in"].items())
     whose = f"{found['certificates']} certificates, {found['unlisted']} of them by keys without a name"
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
+    for each in found["disputes"]:
+        yield f"dispute: step {each['step']}, by {each['by']}: {each['where']}; verbatim dispute judges it"
     yield from (f"copied: {said}" for said in found["copied"])
     yield from (f"not counted: {where}: {why}" for where, why in found["faulty"].items())
     levels = Counter(found["levels"])
     reached = f"{levels['confirmed']} confirmed, {levels['attested']} attested, {levels['disputed']} disputed"
     yield f"all steps, drawn or not: {reached}, of {found['steps']}"
     yield from _proven(found["proven"])
+    if found["page"]:
+        yield f"page: {found['page']}"
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -124,30 +132,31 @@ def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> 
     of: how many drawn steps are open to the key. unit: of a step that was opened, one that nobody audited, else None.
     """
     release, ledger, evidence, names = _collected(store, records, named)
-    key, bodies = load_or_create_key(keys, "auditor").public, evidence.certificates
+    auditor, bodies = load_or_create_key(keys, "auditor"), evidence.certificates
+    key = auditor.public
     own = {body.step for body in bodies if body.auditor == key and isinstance(body.reproduced, Entry)}
     open_to = [
         row
         for row in drawn_steps(evidence, ledger, names, opened(release), datetime.now(UTC))
         if row.state != "confirmed" and row.step not in own
     ]
-    row = _choose(open_to, key, ledger.run_id)
+    row = _choose(open_to, auditor, ledger.run_id)
     if row is None:
         return {"key": key, "of": 0, "step": None}
-    unit = _unit(release, ledger, row.step, key, parts(bodies).get(row.step, set()))
+    unit = _unit(release, ledger, row.step, auditor, parts(bodies).get(row.step, set()))
     return {"key": key, "of": len(open_to), "step": row.step, "date": row.date, "state": row.state, "unit": unit}
 
 
-def _unit(release: Store, ledger: Ledger, step: int, key: str, done: set[str]) -> int | None:
+def _unit(release: Store, ledger: Ledger, step: int, key: Key, done: set[str]) -> int | None:
     """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
-    if store_of_opening(release, step) is None:
+    if not is_open(release, step):
         return None
     units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
     left = [unit for unit in range(units) if f"unit {unit}" not in done]
     return first_for(key, f"{ledger.run_id} step {step}", left) if left else None
 
 
-def _choose(rows: list[DrawnStep], key: str, run: str) -> DrawnStep | None:
+def _choose(rows: list[DrawnStep], key: Key, run: str) -> DrawnStep | None:
     """Steps that nobody answered come before those that keys without a name did, and these before attested ones."""
     if not rows:
         return None

@@ -16,7 +16,8 @@ from storage.errors import UsageError, without_secrets
 LONGEST = 1024  # characters of a name or an address
 MOST = 16  # further copies
 # Of an address the same as what `without_secrets` would hide: a user before the host, and whatever follows the path.
-OPEN = r"""^(?!.*://[^\s'"]*[@?#])"""
+# The second alternative is there to be read: a form that refuses a value shows this pattern as the reason.
+OPEN = r"""^(?!.*://[^\s'"]*[@?#])|^An address must hold no user, password or query, since Prefect would keep it\.$"""
 
 
 def _open(address: str) -> str:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from prefect import get_client
 from prefect.automations import AutomationCore
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
@@ -28,6 +29,7 @@ from prefect.events.schemas.events import ResourceSpecification
 
 from flows import environment
 from storage.errors import VerbatimError
+from tasks.device import PREFIX, SLOTS
 
 PATIENCE = (
     60.0  # seconds that cancelled runs may take to end: a child has 20 to save its state, Prefect then looks for hooks
@@ -38,10 +40,15 @@ LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 def declare(lost_after: float) -> None:
-    """The pool, the deployments of deployments/prefect.yaml, and what becomes of a run whose process was killed."""
+    """The pool, the deployments of deployments/prefect.yaml, slots of devices, and what becomes of a run whose process
+    was killed. Slots that a person changed stay as they are."""
     _prefect("work-pool", "create", NAME, "--type", "process", "--overwrite")
     _prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
     with get_client(sync_client=True) as client:
+        known_limits = {limit.name for limit in client.read_global_concurrency_limits(limit=200)}
+        for backend, slots in SLOTS.items():
+            if (name := f"{PREFIX}{backend}") not in known_limits:
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots))
         for automation in (take_over(lost_after), give_up(2 * lost_after)):
             known = client.read_automations_by_name(automation.name)
             if known:

@@ -87,6 +87,7 @@ def coverage(
     store: StoreArgument,
     records: ManyRecordsOption = None,
     named: NamedOption = None,
+    page: Annotated[Path | None, typer.Option(help="File to write the same to, as a page for a browser.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a run's audits amount to.
@@ -95,11 +96,12 @@ def coverage(
     prove. Exit code 11: something counts against the run; 10: a named key found no match.
 
     \b
-    Example: verbatim coverage runs/demo/published --named keys.txt
+    Examples: verbatim coverage runs/demo/published --named keys.txt
+              verbatim coverage runs/demo/published --named keys.txt --page report.html
     """
     from flows import coverage as reports
 
-    found = reports.report(absolute(store), _all(records), named)
+    found = reports.report(absolute(store), _all(records), named, page)
     _show(found, reports.report_lines(found), as_json)
     raise typer.Exit(found["exit_code"])
 

@@ -49,7 +49,7 @@ def account(store: Store) -> Account:
         trajectory_root=ledger.trajectory_root(),
         ledger_head=ledger.head,
         losses=[None if entry.loss is None else float(canonical.from_bits(entry.loss)) for entry in ledger],
-        held_out=_held_out(store, ledger),
+        held_out=held_out(store, ledger),
         validated=sorted(
             step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key, ledger)
         ),
@@ -63,7 +63,8 @@ def unigram_entropy(tokens: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _held_out(store: Store, ledger: Ledger) -> dict[int, float | None]:
+def held_out(store: Store, ledger: Ledger) -> dict[int, float | None]:
+    """Mean held-out loss in nats of every state that was probed, by steps done; None where it was not finite."""
     steps = [int(match[1]) for match in map(_PROBE.fullmatch, store.list("probe/")) if match]
     means = {step: load_probe(store, ledger, step).mean() for step in steps if step <= len(ledger)}
     return {step: None if mean is None else float(mean) for step, mean in means.items()}

@@ -2,8 +2,11 @@
 
 mix      windows, held_out, manifest, index, tokenizer, made_with
 run      recipe, ledger, digests, checkpoints, segments, diagnostics, probe
-audits   statements, witnesses, draws, beacons, openings, certificates     as in an auditor's records, below audits/
+audits   statements, witnesses, draws, beacons, certificates, disputes     as in an auditor's records, below audits/
 made     code, lock, export, page                   made when the run is published
+
+RELEASE.json lists what was there when it was signed. What is made later is found by listing two prefixes, and proves
+itself: records below audits/ by their own signatures, openings below opened/ by the ledger's roots.
 """
 
 import re
@@ -28,7 +31,7 @@ _RUN = {
     "diagnostics": rf"diagnostics/{_STEP}\.json",
     "probe": rf"probe/{_STEP}\.json",
 }
-_RECORDS = ("statements", "witnesses", "draws", "beacons", "openings", "certificates")
+_RECORDS = ("statements", "witnesses", "draws", "beacons", "certificates", "disputes")
 _AUDITS = {name: rf"audits/{name}/{_BELOW}" for name in _RECORDS}
 _MADE = {
     "code": r"code/[0-9a-f]{64}\.tar",
@@ -41,16 +44,14 @@ CLASSES = tuple(_PATTERNS)
 RUN_CLASSES = tuple(_RUN)
 AUDIT_CLASSES = tuple(_AUDITS)
 MADE_CLASSES = tuple(_MADE)
-
-
-OPENED = re.compile(rf"opened/(checkpoints/{_STEP}\.json|objects/[0-9a-f]{{64}}|openings/{_STEP}\.json)", re.ASCII)
-
-
-def is_opened(key: str) -> bool:
-    """Whether the key lies in the store of openings beside a release (audit/opened.py), which lists none of it."""
-    return OPENED.fullmatch(key) is not None
+_OPENED = re.compile(rf"opened/(checkpoints/{_STEP}\.json|objects/[0-9a-f]{{64}}|openings/{_STEP}\.json)", re.ASCII)
 
 
 def class_of(key: str) -> str:
     """The class of a key in a release; "" if it fits none."""
     return next((name for name, pattern in _PATTERNS.items() if pattern.fullmatch(key)), "")
+
+
+def may_come_later(key: str) -> bool:
+    """Whether an object under this key may be made after the release was signed, and then be in no list."""
+    return class_of(key) in AUDIT_CLASSES or _OPENED.fullmatch(key) is not None

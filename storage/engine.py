@@ -8,6 +8,7 @@ import numpy as np
 
 import kernels
 from kernels.conformance import self_test as _self_test
+from kernels.reference.fingerprint import fingerprint as reference_fingerprint
 from kernels.warm import warm
 from model.spec import RunSpec
 from model.state import State, initial_state
@@ -52,18 +53,28 @@ def load_backend(name: str) -> ModuleType:
 
 
 def self_test(name: str, report: Callable[[str], None] = lambda text: None) -> None:
-    """MachineFault unless this backend reproduces every conformance vector on this machine.
+    """MachineFault unless this backend reproduces every conformance vector on this machine, and fingerprints are right.
 
     report: how far it is, every few seconds; kernels are compiled at the first use, which may take minutes.
     """
     backend = load_backend(name)
     warm(backend, cores(), _told("compiled", report))
-    if failing := _self_test(backend, _told("compared", report)):
+    if failing := [*_self_test(backend, _told("compared", report)), *_wrong_fingerprint()]:
         raise MachineFault(
             f"backend {name} fails {len(failing)} conformance vectors here: {', '.join(failing[:5])}",
             cause="faulty memory or processor, or a dependency of another version",
             next_step="make install, then verbatim doctor; if it still fails, use another machine",
         )
+
+
+def _wrong_fingerprint() -> list[str]:
+    """["fingerprint"] where Numba's is not the reference's, of numbers up to the bound and more than one block."""
+    tensor = np.arange(1 << 14 | 5, dtype=np.int64) * 0x3D4D51C2D82B14B1 >> 3  # wraps, as it should
+    try:
+        found = fingerprint(tensor, 7, "self-test")
+    except ImportError:  # without Numba no fingerprint is ever made here
+        return []
+    return [] if found == reference_fingerprint(tensor, 7, "self-test") else ["fingerprint"]
 
 
 def _told(what: str, report: Callable[[str], None]) -> Callable[[int, int], None]:

@@ -28,6 +28,7 @@ from storage.store import Store, create_same
 from storage.team import Team
 
 MAX_PROBE = 1 << 20
+MAX_DIAGNOSTICS = 16 << 20
 ZERO_LIMIT = 100  # steps running with a gradient of exactly zero: the tensor is not connected
 
 
@@ -139,11 +140,25 @@ def _losses(
     return losses
 
 
+def diagnostics_key(step: int) -> str:
+    """Where the diagnostics of a step lie."""
+    return f"diagnostics/{step:08d}.json"
+
+
+def load_diagnostics(store: Store, step: int) -> Diagnostics:
+    """The diagnostics of a step; InputFault if they are another's. No digest covers them but the release's list."""
+    key = diagnostics_key(step)
+    found = Diagnostics.parse(store.read(key, limit=MAX_DIAGNOSTICS), key)
+    if found.step != step:
+        raise InputFault(f"{key}: it is of step {found.step}", cause="the file was renamed")
+    return found
+
+
 def save_diagnostics(run: Run, record: StepRecord) -> None:
     """Write a step's diagnostics, if it has any."""
     if record.diagnostics is not None:
         document = Diagnostics(step=record.step, tensors=record.diagnostics)
-        create_same(run.store, f"diagnostics/{record.step:08d}.json", document.canonical())
+        create_same(run.store, diagnostics_key(record.step), document.canonical())
 
 
 class ZeroWatch:

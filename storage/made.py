@@ -1,6 +1,6 @@
 """What a release holds beside what run, mix and audits left: made when it is published, the same from the same run.
 
-code/ is of code_archive.py, export/ of export.py, index.html of page.py.
+code/ is of code_archive.py, export/ of export.py, index.html of page/.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from storage.assembled import Assembled, Assembly
 from storage.code_archive import LOCK, LOCK_KEY, archive_key, code_of, pack, source_files
 from storage.export import PROGRAM, exported
-from storage.page import PAGE_KEY, page
+from storage.page.history import history
+from storage.page.make import PAGE_KEY, page
+from storage.page.markup import Place
+from storage.release import RELEASE_KEY
 from storage.run import Run
 from storage.store import object_digest
 
@@ -30,5 +33,6 @@ def made(run: Run, others: Mapping[str, int]) -> Made:
     found = {archive_key(code): Assembly.of(pack(files)), LOCK_KEY: Assembly.of(files[LOCK])}
     found |= exported(run, files[PROGRAM])
     sizes = {key: assembly.size for key, assembly in found.items()}
-    found[PAGE_KEY] = Assembly.of(page(run, {**others, **sizes}, code))
+    place = Place({**others, **sizes, PAGE_KEY: None, RELEASE_KEY: None}, code=code)
+    found[PAGE_KEY] = Assembly.of(page(history(run.store, run.ledger), place))
     return Made(Assembled(f"what is made of {run.store.uri}", found), code, object_digest(files[LOCK]))

@@ -2,6 +2,7 @@
 
     open_copies([address, …])      one folder alone as it is; otherwise Mirrors, with the cache for remote copies
     bad_copies(store)              what was found to be bad, and where
+    Beside(store, prefix)          what lies below a prefix of each copy, and in no list
 
 RELEASE.json, signed by the run's trainer, lists every object with its digest and size. So each whole read is verified
 whoever asks, no store is asked what there is, and a store that hides, cuts or exchanges an object is found out. A piece
@@ -19,7 +20,7 @@ from storage.errors import InputFault, MissingObject, StorageError, UsageError, 
 from storage.ledger import HEADER_KEY
 from storage.objects import MAX_OBJECT, Data, Keys, check_limit, check_range, missing, object_digest
 from storage.release import RELEASE_KEY, Object
-from storage.store import LocalStore, Store, open_store
+from storage.store import LocalStore, Store, open_store, sound
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ class Mirrors:
 
     @cached_property
     def _claim(self) -> Claim:
-        return agreed(self.stores, self._tell)
+        return agreed(self.stores, self.tell)
 
     @property
     def _objects(self) -> dict[str, Object]:
@@ -95,7 +96,7 @@ class Mirrors:
             try:
                 return copy.sound(fetch)
             except FAULTS as error:
-                self._tell(store, getattr(error, "key", "") or key, error)
+                self.tell(store, getattr(error, "key", "") or key, error)
                 failures.append(error)
         raise none_sound(key, failures)
 
@@ -133,7 +134,7 @@ class Mirrors:
             except StorageError as error:
                 if len(self.stores) == 1:
                     raise
-                self._tell(store, RELEASE_KEY, error)
+                self.tell(store, RELEASE_KEY, error)
                 continue
             yield from ((store.uri, key) for key in keys)
 
@@ -148,10 +149,65 @@ class Mirrors:
             raise missing(self.uri, key)
         return self._objects[key]
 
-    def _tell(self, store: Store, key: str, error: VerbatimError) -> None:
+    def tell(self, store: Store, key: str, error: VerbatimError) -> None:
+        """Report a bad copy; of one key in one store the first report stands."""
         if isinstance(error, StorageError):
             self._silent.add(store.uri)
         self.bad.setdefault((store.uri, key), BadCopy(store.uri, key, error.message))
+
+
+class Beside:
+    """What lies below a prefix of each copy of a release, and in no list: found by listing, proven by who reads it.
+
+    Reading it is like reading the release: what is bad beside one copy is reported with the release's bad copies, and
+    taken from beside another. A copy need not have any of it.
+    """
+
+    def __init__(self, release: Store, prefix: str) -> None:
+        self.stores = [open_store(f"{copy.uri.rstrip('/')}/{prefix}") for copy in stores_of(release)]
+        self.uri = " or ".join(store.uri for store in self.stores)
+        self._release = release
+
+    def sound(self, key: str, fetch: Callable[[Store], T]) -> T:
+        """`fetch` of the first store that has `key` and in which it finds nothing wrong; else the error that names each
+        of them."""
+        failures: list[VerbatimError] = []
+        for store in self.stores:
+            try:
+                if key in store.list(key):
+                    return sound(store, key, fetch)
+            except FAULTS as error:
+                if isinstance(self._release, Mirrors):
+                    self._release.tell(store, getattr(error, "key", "") or key, error)
+                failures.append(error)
+        raise none_sound(key, failures) if failures else missing(self.uri, key)
+
+    def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
+        return self.sound(key, lambda store: store.read(key, digest, limit))
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return self.sound(key, lambda store: store.read_range(key, start, length))
+
+    def list(self, prefix: str = "") -> Keys:
+        """What the stores hold together; StorageError where they hold none, and one could not be asked."""
+        found, failures = set[str](), list[StorageError]()
+        for store in self.stores:
+            try:
+                found.update(store.list(prefix))
+            except StorageError as error:
+                failures.append(error)
+        if failures and not found:
+            raise failures[0]
+        return sorted(found)
+
+    def size(self, key: str) -> int:
+        return self.sound(key, lambda store: store.size(key))
+
+    def create(self, key: str, data: Data) -> bool:
+        raise _read_only(self.uri)
+
+    def delete(self, key: str) -> None:
+        raise _read_only(self.uri)
 
 
 class _Copy:

@@ -56,14 +56,14 @@ def provenance(backend: str) -> Provenance:
 
 
 def code_files() -> dict[str, Path]:
-    """Every source file and committed table of the five packages, by its path in the project."""
+    """Every source file, committed table and part of a page of the five packages, by its path in the project."""
     files = (path for name in PACKAGES for path in (PROJECT / name).rglob("*") if is_code(path))
     return {path.relative_to(PROJECT).as_posix(): path for path in files}
 
 
 def is_code(path: PurePath) -> bool:
     """Whether a file of the five packages counts: caches and the like do not."""
-    return path.suffix in (".py", ".json")
+    return path.suffix in (".py", ".json", ".html", ".css", ".js")
 
 
 def code_digest() -> str:

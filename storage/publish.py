@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from storage.audit.contents import MIX, check_listed, needed
 from storage.audit.kept import AUDITS, records_of
 from storage.audit.keys import Key
-from storage.classes import RUN_CLASSES, class_of, is_opened
+from storage.classes import RUN_CLASSES, class_of, may_come_later
 from storage.copying import ELSEWHERE, PublishProgress, Source, copy_all
 from storage.corpus.made_with import KEY as MADE_WITH
 from storage.corpus.manifest import KEY as MIX_MANIFEST
@@ -63,7 +63,8 @@ def publish(
     """Copy the run and its mix to `target`, read every object back and compare, then write RELEASE.json.
 
     records: an auditor's, of which those of this run are published too. Where this head is released already, its
-    objects are read and compared; what was added to the run since stays out.
+    objects are read and compared, and records that came since are added beside them, where they are found by listing;
+    what was added to the run since stays out.
     Raises Refused if `key` is not the run's trainer or the target holds anything else, another run or an earlier
     release, LedgerFault, CheckpointFault or InputFault if something of the run is damaged, StorageError.
     """
@@ -77,8 +78,9 @@ def publish(
     _check_apart(target, [run_store, mix_store])
     kept = records_of(records, run.ledger) if records else {}
     if released := _check_target(target, run):
-        _check_released(target, released, [AUDITS + key for key in kept])
-        return Published(target.uri, released, 0, released.size)
+        check_objects(target, released)
+        added = _add_later(target, released, kept, records, report)
+        return Published(target.uri, released, added, released.size)
     demanded = needed(run) | {AUDITS + key: digest for key, digest in kept.items()}
     work = [*_of_run(run, demanded), *_of_mix(run, mix_store)]
     work += [(records, key, AUDITS + key) for key in kept if records]
@@ -170,7 +172,7 @@ def _foreign(store: Store, key: str) -> InputFault:
 
 def _check_nothing_else(target: Store, keys: Iterable[str]) -> None:
     """Refused if the target holds what will not be listed: the end of a publication that was begun otherwise."""
-    there, ours = {key for key in target.list() if not is_opened(key)}, set(keys)  # openings prove themselves
+    there, ours = {key for key in target.list() if not may_come_later(key)}, set(keys)
     for key in sorted(there.difference(ours, [RELEASE_KEY])):  # which another publisher may have finished
         code = [other for other in ours if class_of(other) == class_of(key) == "code"]
         instead = f", but {code[0]}" if code else ""
@@ -181,15 +183,17 @@ def _check_nothing_else(target: Store, keys: Iterable[str]) -> None:
         )
 
 
-def _check_released(target: Store, released: ReleaseBody, kept: list[str]) -> None:
-    """Read what is there; Refused if there are records that it lacks."""
-    if missing := sorted(set(kept) - released.objects.keys()):
-        raise Refused(
-            f"{target.uri} is released without {missing[0]} and {len(missing) - 1} other records; nothing was written",
-            cause="audits were recorded after it was published; a release never changes",
-            next_step="publish with these records to another target",
-        )
-    check_objects(target, released)
+def _add_later(
+    target: Store,
+    released: ReleaseBody,
+    kept: dict[str, str],
+    records: Store | None,
+    report: Callable[[PublishProgress], None],
+) -> int:
+    """Copy the records that the release does not list; how many were not there yet."""
+    later = {AUDITS + key: digest for key, digest in kept.items() if AUDITS + key not in released.objects}
+    sources = {key: Source(records, key.removeprefix(AUDITS), digest) for key, digest in later.items() if records}
+    return sum(copy.new for copy in copy_all(sources, target, report).values()) if sources else 0
 
 
 def _after(key: str, steps: int) -> bool:

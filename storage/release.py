@@ -23,7 +23,7 @@ from storage.store import Store
 
 RELEASE_KEY = "RELEASE.json"
 # Bytes. That of OPEN-1B, 80,957 steps with a checkpoint every 100, lists 229,852 objects in 28.5 MB, and takes 0.34 GB
-# of memory to be read; half as much again is allowed. A trainer who signs something odd can make that 1.5 GB.
+# of memory to be read; half as much again is allowed. A trainer who signs something odd can make that 1.3 GB.
 MAX_RELEASE = 48 << 20
 PURPOSE = "release"
 _BEFORE, _AFTER = b'{"body":', 128 + len(b',"signature":""}')  # what stands around a body's bytes

@@ -6,18 +6,23 @@
 They stand beside the chain and change no digest in it.
 """
 
+import re
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median_low
 from typing import Literal
 
 from pydantic import Field
 
+from storage.ledger import Ledger
 from storage.provenance import Provenance
 from storage.records import Count, Digest, Record, Text
 from storage.store import Store
 
+MAX_SEGMENT = 1 << 20
 SLOW = 1.5  # times the ranks' median
+_START = re.compile(r"segments/([^/]+)\.start\.json")
 Outcome = Literal["finished", "paused", "stopped", "halted", "diverged", "failed"]
 
 
@@ -115,6 +120,39 @@ def end(
         time=now(),
     )
     store.create(f"segments/{start.segment}.end.json", record.canonical())
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment as its records tell it; end: None where it has none, since it was killed or still runs."""
+
+    start: SegmentStart
+    end: SegmentEnd | None
+
+
+def load_segments(store: Store, ledger: Ledger) -> list[Segment]:
+    """Every segment of this ledger's run, in the order in which they began; InputFault for a damaged record.
+
+    One that ended after the ledger did counts as still running: the ledger was read before.
+    """
+    found, keys = [], store.list("segments/")
+    there = set(keys)
+    for match in map(_START.fullmatch, keys):
+        if match and (start := SegmentStart.parse(_read(store, match[0]), match[0])).run == ledger.run_id:
+            key = f"segments/{match[1]}.end.json"
+            end = SegmentEnd.parse(_read(store, key), key) if key in there else None
+            found.append(Segment(start, end if end and _ended(end, ledger) else None))
+    return sorted(found, key=lambda segment: (segment.start.time, segment.start.segment))
+
+
+def _ended(end: SegmentEnd, ledger: Ledger) -> bool:
+    """Whether it ended within this ledger."""
+    within = end.first_step + end.validated_steps <= end.last_step <= len(ledger)
+    return end.run == ledger.run_id and within
+
+
+def _read(store: Store, key: str) -> bytes:
+    return store.read(key, limit=MAX_SEGMENT)
 
 
 def slow(ranks: list[RankTime]) -> int | None:

@@ -36,6 +36,7 @@ __all__ = [
     "Copies",
     "LocalStore",
     "MemoryStore",
+    "Readable",
     "S3Store",
     "Store",
     "create_same",
@@ -45,6 +46,16 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class Readable(Protocol):
+    """What records are read from: a store, or what is seen of one."""
+
+    def read(self, key: str, digest: str | None = None, limit: int = MAX_OBJECT) -> bytes:
+        """As a store's."""
+
+    def list(self, prefix: str = "") -> Keys:
+        """As a store's."""
 
 
 class Store(Protocol):

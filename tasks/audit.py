@@ -10,6 +10,7 @@ from prefect.runtime import task_run
 
 from storage.errors import VerbatimError
 from tasks import process, show
+from tasks.device import turn
 from tasks.process import Event
 from tasks.progress import Progress
 from tasks.references import KEYS, Audited, key_name
@@ -53,7 +54,8 @@ def audit_step(
 
     given = {"store": store, "mirrors": list(mirrors), "step": step, "draw": draw, "backend": backend}
     request = given | {"records": records, "keys": str(KEYS)}
-    result = process.run("tasks.replay", request, report, log=get_run_logger().info)
+    with turn(backend):
+        result = process.run("tasks.replay", request, report, log=get_run_logger().info)
     progress(progress.total, str(result["verdict"]).upper())
     return concluded(store, result)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.audit.draw import load_draw
+from storage.audit.kept import find_draw
 from storage.audit.keys import load_or_create_key
 from storage.audit.open import open_step
 from storage.audit.opened import opening_key
@@ -21,7 +21,7 @@ from tasks.replay import saved
 def open_drawn(store: str, step: int, draw: str, backend: str, records: str, report: Report) -> dict[str, Any]:
     """Make and publish the opening of a step that the draw of a date chose; what it holds, for JSON."""
     release, kept = open_copies([store]), open_store(records)
-    opened = open_step(release, step, load_draw(kept, Ledger(release), draw), backend, report, kept)
+    opened = open_step(release, step, find_draw(release, kept, Ledger(release), draw), backend, report, kept)
     opening = opened.opening
     facts = {"step": step, "draw": opening.draw.date, "units": len(opening.nll), "tensor": opening.tensor}
     address = f"{opened.store.uri}/{opening_key(step)}"
@@ -40,6 +40,6 @@ def audit(
 ) -> dict[str, Any]:
     """Audit "step N unit U", "step N sum" or "step N update"; arguments and result as those of replay.audit()."""
     release, kept = open_copies([store, *mirrors]), open_store(records)
-    chosen = load_draw(kept, Ledger(release), draw)
+    chosen = find_draw(release, kept, Ledger(release), draw)
     verdict = audit_piece(release, piece, chosen, backend, load_or_create_key(Path(keys), "auditor"), report)
     return verdict.document() | {"step": int(piece.split()[1]), "certificate": saved(records, kept, verdict)}

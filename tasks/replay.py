@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.audit.certificate import save_certificate
-from storage.audit.draw import Draw, load_draw
+from storage.audit.draw import Draw
+from storage.audit.kept import find_draw
 from storage.audit.keys import load_or_create_key
 from storage.audit.replay import audit_initial, audit_step
 from storage.audit.verdict import AuditProgress, Report, Verdict
@@ -61,7 +62,7 @@ def saved(folder: str, records: Store, verdict: Verdict) -> str | None:
 
 
 def _draw(release: Store, records: Store, date: str) -> Draw | None:
-    return load_draw(records, Ledger(release), date) if date else None
+    return find_draw(release, records, Ledger(release), date) if date else None
 
 
 def main() -> None:

@@ -14,15 +14,16 @@ from storage import checkpoint, figures
 from storage import recipe as recipes
 from storage.account import account
 from storage.audit.keys import load_or_create_key
-from storage.curve import alone, loss_curve
 from storage.engine import load_backend
 from storage.errors import MissingObject, Refused, VerbatimError
 from storage.ledger import Ledger
 from storage.memory import plan_for
+from storage.page.curves import alone, loss_curve
 from storage.run import create_run
 from storage.store import Store, open_store
 from storage.stream import Stream
 from tasks import process, show
+from tasks.device import turn
 from tasks.process import ChildKilled, Event
 from tasks.progress import Progress
 from tasks.references import KEYS, Segment, Trained, key_name
@@ -85,21 +86,18 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
     if until in _finished(open_store(run)):
         return None
     progress = Progress("Train", key_name("train", Path(run).parent.name), until, "steps")
-    result = process.run(
-        "tasks.segment",
-        {
-            "run": run,
-            "mix": mix,
-            "until": until,
-            "backend": backend,
-            "checkpoint_every": plan.checkpoint_every,
-            "diagnostics_every": plan.diagnostics_every,
-            "processes": plan.processes,
-        },
-        lambda event: _show(progress, event),
-        plan.processes,
-        get_run_logger().info,
-    )
+    request = {
+        "run": run,
+        "mix": mix,
+        "until": until,
+        "backend": backend,
+        "checkpoint_every": plan.checkpoint_every,
+        "diagnostics_every": plan.diagnostics_every,
+        "processes": plan.processes,
+    }
+    log = get_run_logger().info
+    with turn(backend):
+        result = process.run("tasks.segment", request, lambda event: _show(progress, event), plan.processes, log)
     if result["outcome"] == "stopped":
         raise VerbatimError(
             f"training was asked to stop after step {result['last_step'] - 1}; its state is saved",

@@ -1,8 +1,8 @@
 """Collecting what is said about a run's audits: every record of it in any number of stores, each one checked.
 
-Stores are an auditor's, a witness's, the trainer's, or a release, which may hold records under audits/. A record that
-does not check out is told and counts for nothing; one that contradicts the ledger with the trainer's signature is
-a finding against the run (states.py).
+Stores are an auditor's, a witness's, the trainer's, or a release, which may hold records under audits/: those that its
+list names, and whatever came later. A record that does not check out is told and counts for nothing; one that
+contradicts the ledger with the trainer's signature is a finding against the run (states.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from storage.audit.beacon import Value, prepare
 from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, check
+from storage.audit.dispute import MAX_DISPUTE, Dispute
+from storage.audit.dispute import read as read_dispute
 from storage.audit.draw import MAX_DRAW, Draw, parse_draw
 from storage.audit.statement import MAX_STATEMENT, Missed, Statement, check_night, parse_night
 from storage.audit.witness import Witness, parse_witness
@@ -23,8 +25,8 @@ BASES = ("", "audits/")  # where records lie: in a store of their own, in a rele
 
 @dataclass
 class Evidence:
-    """Records of one run, each once. faulty: "store: key" → what is wrong; against: proofs of two histories.
-
+    """Records of one run, each once. disputes: "store: key" → the accuser's certificate, which is among the others.
+    faulty: "store: key" → what is wrong; against: proofs of two histories.
     found_in: address of each store that was read → how many records it has.
     """
 
@@ -33,6 +35,7 @@ class Evidence:
     witnesses: list[Witness] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     certificates: list[Body] = field(default_factory=list)
+    disputes: dict[str, Body] = field(default_factory=dict)
     faulty: dict[str, str] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
     found_in: dict[str, int] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class _Collector:
             (f"witnesses/{run}/", MAX_STATEMENT, self._witness),
             (f"draws/{run}/", MAX_DRAW, self._put_by),
             ("certificates/", MAX_CERTIFICATE, self._certificate),
+            ("disputes/", MAX_DISPUTE, self._dispute),
         ):
             keys = store.list(base + folder)
             number[store.uri] = number.get(store.uri, 0) + len(keys)
@@ -120,3 +124,12 @@ class _Collector:
         certificate = Certificate.parse(data, where, CertificateFault)
         if certificate.body.run == self._ledger.run_id:
             self.found.certificates.append(check(certificate, self._ledger))
+
+    def _dispute(self, data: bytes, where: str) -> None:
+        certificate = Dispute.parse(data, where, CertificateFault).body.certificate
+        if certificate.body.run != self._ledger.run_id:
+            return
+        read_dispute(data, self._ledger)
+        self.found.disputes[where] = certificate.body
+        if self._is_new(certificate.canonical()):
+            self.found.certificates.append(certificate.body)

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 from kernels import canonical
 from kernels.digest import digest
+from storage.audit.keys import Key
 from storage.audit.states import DrawnStep
 
 CONFIDENCE = 0.95
+EXAMPLES = (1, 10, 100, 1000)  # numbers of bad steps whose chance of being found is told
 ANSWERED = ("attested", "confirmed")
 
 
@@ -76,9 +78,12 @@ def proven(rows: Collection[DrawnStep], steps: int) -> Proven:
     )
 
 
-def first_for(key: str, run: str, steps: Collection[int]) -> int:
-    """The one of some steps that this key should take: by hash of key and step.
+def first_for(key: Key, about: str, numbers: Collection[int]) -> int:
+    """The one of some steps of a run, or units of a step, that this key should take: by hash of key and number.
 
-    Every key prefers another, so many auditors spread over the steps without anyone who assigns them.
+    Every key prefers another, so many auditors spread without anyone who assigns them. What is hashed is the key's
+    signature, which only its owner can make: whoever opens a step knows beacon and public keys, and must not know from
+    them which units nobody will look at.
     """
-    return min(steps, key=lambda step: digest(canonical.dumps({"key": key, "run": run, "step": step}), "next"))
+    secret = key.sign(canonical.dumps({"about": about}), "next")
+    return min(numbers, key=lambda number: digest(canonical.dumps({"number": number, "secret": secret}), "next"))

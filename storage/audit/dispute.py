@@ -30,8 +30,9 @@ from storage.memory import plan_for
 from storage.records import Count, Digest, Record, Signature, Text
 from storage.store import Store, object_digest
 
-MAX_DISPUTE = 256 << 20
+MAX_DISPUTE = 64 << 20
 PURPOSE = "dispute"
+BEGINS = b'{"body":{"agreed":'  # a dispute, and no certificate
 Right = Literal["ledger", "accuser", "neither", ""]
 
 
@@ -196,9 +197,14 @@ def _right(verdict: Verdict, found: Entry | None, accused: object) -> Right:
     return "accuser" if found == accused else "neither"
 
 
+def dispute_key(data: bytes, dispute: Dispute) -> str:
+    """A name of its own for a dispute: step, accuser, digest."""
+    body = dispute.body.certificate.body
+    return f"disputes/step-{body.step}-{body.auditor[:16]}-{object_digest(data)[:16]}.json"
+
+
 def save_dispute(store: Store, data: bytes) -> str:
     """Write a dispute file; its key."""
-    body = Dispute.parse(data, "dispute", CertificateFault).body.certificate.body
-    key = f"disputes/step-{body.step}-{body.auditor[:16]}-{object_digest(data)[:16]}.json"
+    key = dispute_key(data, Dispute.parse(data, "dispute", CertificateFault))
     store.create(key, data)
     return key

@@ -19,7 +19,7 @@ from storage.audit.statement import Statement, StatementBody, check_date, check_
 from storage.errors import InputFault, Refused
 from storage.ledger import Ledger
 from storage.records import Count, Digest, Record, Text
-from storage.store import Store
+from storage.store import Readable, Store
 
 MAX_DRAW = 1 << 20
 BEGINS = b'{"beacon":'  # a draw, and no other record
@@ -87,7 +87,7 @@ def make_draw(records: Store, ledger: Ledger, statement: Statement, value: Value
     return load_draw(records, ledger, body.date)  # of two that raced, the first stands
 
 
-def load_draw(records: Store, ledger: Ledger, date: str, base: str = "") -> Draw:
+def load_draw(records: Readable, ledger: Ledger, date: str, base: str = "") -> Draw:
     """The recorded draw of a date, checked; MissingObject if there is none.
 
     base: the key prefix below which the records lie: "", or "audits/" in a release.

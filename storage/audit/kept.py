@@ -1,6 +1,9 @@
 """Records of audits that are published with a run: those of this run alone, each checked like a stranger's.
 
-statements, witnesses and draws of <run>/, beacons/<date>.json, certificates/<name>.json    as in an auditor's records
+statements, witnesses and draws of <run>/, beacons/<date>.json    as in an auditor's records
+certificates/<name>.json, disputes/<name>.json                    the same
+
+Those that were there when the release was signed are in its list; later ones lie below the same prefix.
 """
 
 import re
@@ -8,18 +11,21 @@ from collections.abc import Iterator
 
 from storage.audit.beacon import MAX_BEACON
 from storage.audit.certificate import MAX_CERTIFICATE, Beacon, Body, Certificate, certificate_key, check, check_own
+from storage.audit.dispute import MAX_DISPUTE, Dispute, dispute_key
+from storage.audit.dispute import read as read_dispute
 from storage.audit.draw import Draw, draw_key, load_draw
 from storage.audit.statement import MAX_STATEMENT, check_night, parse_night, statement_key
 from storage.audit.witness import parse_witness, witness_key
-from storage.errors import CertificateFault, InputFault, UsageError
+from storage.errors import CertificateFault, InputFault, MissingObject, Refused, UsageError
 from storage.ledger import Ledger
-from storage.store import Store, object_digest
+from storage.mirrors import Beside
+from storage.store import Readable, Store, object_digest
 
 AUDITS = "audits/"  # where a release holds them
 _DATED = re.compile(r".*/([^/]+)\.json")
 
 
-def records_of(records: Store, ledger: Ledger, base: str = "") -> dict[str, str]:
+def records_of(records: Readable, ledger: Ledger, base: str = "") -> dict[str, str]:
     """Key and digest of each record below `base` that is of this run, its statements first.
 
     Raises InputFault or CertificateFault for one that is damaged or forged. Other runs' records are passed over: one
@@ -30,10 +36,27 @@ def records_of(records: Store, ledger: Ledger, base: str = "") -> dict[str, str]
     found |= {base + draw_key(ledger.run_id, draw.date): object_digest(draw.canonical()) for draw in draws}
     for draw in draws:
         found |= _beacon(records, base, draw)
-    return found | dict(_certificates(records, ledger, base))
+    return found | dict([*_certificates(records, ledger, base), *_disputes(records, ledger, base)])
 
 
-def _nights(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
+def find_draw(release: Store, records: Store, ledger: Ledger, date: str) -> Draw:
+    """The draw of a date, from this machine's records or those in the release; Refused where neither has it."""
+    try:
+        return load_draw(records, ledger, date)
+    except MissingObject:
+        pass
+    try:
+        published = Beside(release, AUDITS.removesuffix("/"))
+        return published.sound(draw_key(ledger.run_id, date), lambda store: load_draw(store, ledger, date))
+    except MissingObject:
+        raise Refused(
+            f"no draw of {date} is recorded in {records.uri} or in {release.uri}",
+            cause="the draw lies in another folder of records, or there was none",
+            next_step="verbatim coverage STORE lists the draws that are known; --records names another folder",
+        ) from None
+
+
+def _nights(records: Readable, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
     """Statements of this run's nights, and those that were missed."""
     for key in records.list(base + statement_key(ledger.run_id, "").removesuffix(".json")):
         data = records.read(key, limit=MAX_STATEMENT)
@@ -42,7 +65,7 @@ def _nights(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, st
         yield _named(key, base + statement_key(ledger.run_id, night.body.date)), object_digest(data)
 
 
-def _witnesses(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
+def _witnesses(records: Readable, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
     """What witnesses of this run's statements signed."""
     for key in records.list(f"{base}witnesses/{ledger.run_id[:16]}/"):
         data = records.read(key, limit=MAX_STATEMENT)
@@ -56,7 +79,7 @@ def _named(key: str, due: str) -> str:
     return key
 
 
-def _draws(records: Store, ledger: Ledger, base: str) -> Iterator[Draw]:
+def _draws(records: Readable, ledger: Ledger, base: str) -> Iterator[Draw]:
     """Every draw from this run."""
     for key in records.list(base + draw_key(ledger.run_id, "").removesuffix(".json")):
         match = _DATED.fullmatch(key)
@@ -68,7 +91,7 @@ def _draws(records: Store, ledger: Ledger, base: str) -> Iterator[Draw]:
             raise InputFault(f"{key}: {error.message}", cause="the file was renamed") from None
 
 
-def _beacon(records: Store, base: str, draw: Draw) -> dict[str, str]:
+def _beacon(records: Readable, base: str, draw: Draw) -> dict[str, str]:
     """The value that was kept for the draw's date, if it is the one that was drawn from."""
     key = f"{base}beacons/{draw.date}.json"
     if key not in records.list(key):
@@ -77,7 +100,7 @@ def _beacon(records: Store, base: str, draw: Draw) -> dict[str, str]:
     return {key: object_digest(data)} if Beacon.parse(data, key) == draw.beacon else {}
 
 
-def _certificates(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
+def _certificates(records: Readable, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
     bodies: list[Body] = []
     for key in records.list(f"{base}certificates/"):
         data = records.read(key, limit=MAX_CERTIFICATE)
@@ -90,3 +113,15 @@ def _certificates(records: Store, ledger: Ledger, base: str) -> Iterator[tuple[s
         bodies.append(body)
         yield key, object_digest(data)
     check_own(bodies)
+
+
+def _disputes(records: Readable, ledger: Ledger, base: str) -> Iterator[tuple[str, str]]:
+    for key in records.list(f"{base}disputes/"):
+        data = records.read(key, limit=MAX_DISPUTE)
+        dispute = Dispute.parse(data, key, CertificateFault)
+        if dispute.body.certificate.body.run != ledger.run_id:
+            continue
+        read_dispute(data, ledger)
+        if key != base + dispute_key(data, dispute):
+            raise CertificateFault(f"{key}: it is {dispute_key(data, dispute)}", cause="the file was renamed")
+        yield key, object_digest(data)

@@ -19,7 +19,7 @@ from storage import checkpoint, engine
 from storage.advance import Advanced, advance
 from storage.audit.draw import Draw
 from storage.audit.fingerprints import PRIME, check_size, fingerprints
-from storage.audit.opened import nearest_state, opened_stores, store_of_opening
+from storage.audit.opened import is_open, nearest_state, opened_beside
 from storage.audit.opening import Opened, Unit, check_divisible, load_opening, publish_opening, unit_count
 from storage.audit.partial import unit_by_unit
 from storage.audit.preflight import preflight
@@ -54,9 +54,9 @@ def open_step(
     check_divisible(run, step)
     if draw.run != run.ledger.run_id or step not in draw.steps:
         raise Refused(f"the draw of {draw.date} did not choose step {step} of this run")
-    if store_of_opening(store, step):
+    if is_open(store, step):
         return load_opening(run, step)
-    target, backend = opened_stores(store)[0], engine.load_backend(backend_name)
+    target, backend = opened_beside(store).stores[0], engine.load_backend(backend_name)
     memory = preflight(run.spec, "step", backend, report, target, _size(run, step))
     state = _state_before(run, target, backend, memory, step, report)
     units = _units(run, backend, state, memory, draw.beacon.value, report, kept)

@@ -2,15 +2,21 @@
 
     <address of the copy>/opened/    checkpoints/<k>.json, objects/<digest>, openings/<N>.json    (opening.py)
 
-A release is signed, and never changes; an opening is made later, by anyone.
+A release is signed, and never changes; an opening is made later, by anyone. No list vouches for it: whoever reads it
+proves it by the ledger, and takes from beside another copy what is damaged beside one.
 """
 
+import re
 from contextlib import suppress
 
 from storage import checkpoint
 from storage.errors import Refused, StorageError
-from storage.mirrors import stores_of
-from storage.store import Store, open_store
+from storage.mirrors import Beside
+from storage.store import Store
+
+FOLDER = "opened"
+
+_KEY = re.compile(r"openings/(\d{8})\.json", re.ASCII)
 
 
 def opening_key(step: int) -> str:
@@ -18,32 +24,32 @@ def opening_key(step: int) -> str:
     return f"openings/{step:08d}.json"
 
 
-def opened_stores(release: Store) -> list[Store]:
-    """The stores of openings, one beside each copy of the release, the preferred first; they may be empty."""
-    return [open_store(f"{copy.uri.rstrip('/')}/opened") for copy in stores_of(release)]
+def opened_beside(release: Store) -> Beside:
+    """The openings beside all copies of the release; `stores` has one for each, the preferred first."""
+    return Beside(release, FOLDER)
 
 
-def store_of_opening(release: Store, step: int) -> Store | None:
-    """The first of these stores that has an opening of the step, None where none has. StorageError where none was
-    found, and one could not be asked."""
-    key, failures = opening_key(step), list[StorageError]()
-    for store in opened_stores(release):
-        try:
-            if key in store.list(key):
-                return store
-        except StorageError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    return None
+def is_open(release: Store, step: int) -> bool:
+    """Whether an opening of the step lies beside any copy. StorageError where none was found, and one could not be
+    asked."""
+    key = opening_key(step)
+    return key in opened_beside(release).list(key)
+
+
+def opened_steps(release: Store) -> frozenset[int]:
+    """Steps that have an opening beside any copy of the release; a copy that cannot be asked has none."""
+    found: set[int] = set()
+    for store in opened_beside(release).stores:
+        with suppress(StorageError):
+            found |= {int(match[1]) for match in map(_KEY.fullmatch, store.list("openings/")) if match}
+    return frozenset(found)
 
 
 def published_states(release: Store) -> list[tuple[int, Store]]:
     """(k, store that holds it) of every state that was published: checkpoints, then what was opened."""
-    found = [(k, release) for k in checkpoint.steps(release)]
-    for store in opened_stores(release):
-        with suppress(StorageError):  # what cannot be asked only makes a replay longer
-            found += [(k, store) for k in checkpoint.steps(store)]
+    found, beside = [(k, release) for k in checkpoint.steps(release)], opened_beside(release)
+    with suppress(StorageError):  # what cannot be asked only makes a replay longer
+        found += [(k, beside) for k in checkpoint.steps(beside)]
     return found
 
 

@@ -24,10 +24,10 @@ from storage import checkpoint
 from storage.audit.certificate import Beacon, DrawReference
 from storage.audit.draw import Draw
 from storage.audit.fingerprints import PRIME, chosen_tensor
-from storage.audit.opened import nearest_state, opening_key, store_of_opening
+from storage.audit.opened import is_open, nearest_state, opened_beside, opening_key
 from storage.beside import load_digests
 from storage.engine import State
-from storage.errors import InputFault, Refused
+from storage.errors import InputFault, MissingObject, Refused
 from storage.ledger import Entry
 from storage.records import Count, Digest, Record, Text
 from storage.run import Run
@@ -132,14 +132,20 @@ class Opened:
 
 
 def load_opening(run: Run, step: int) -> Opened:
-    """The opening of a step; Refused where there is none, InputFault where it cannot be this step's."""
-    key, store = opening_key(step), store_of_opening(run.store, step)
-    if store is None:
+    """The opening of a step, of several the first that can be this step's; Refused where there is none, InputFault
+    where none can be."""
+    key = opening_key(step)
+    if not is_open(run.store, step):
         raise Refused(
             f"step {step} was not opened: there is no {key}",
             cause="nobody published it after the step was drawn",
             next_step=f"verbatim open STORE --step {step} --draw DATE; or audit the whole step",
         )
+    return opened_beside(run.store).sound(key, lambda store: _read_opening(run, step, store))
+
+
+def _read_opening(run: Run, step: int, store: Store) -> Opened:
+    key = opening_key(step)
     opening = Opening.parse(store.read(key, limit=MAX_OPENING), key)
     names, count = list(run.spec.model.shapes()), unit_count(run, step)
     for what, found, expected in (
@@ -158,9 +164,10 @@ def load_opening(run: Run, step: int) -> Opened:
 
 def load_gradient(run: Run, opened: Opened) -> np.ndarray:
     """The summed gradient int64 of the opening's tensor, proven by the entry."""
-    name, entry = opened.opening.tensor, run.ledger[opened.opening.step]
+    name, entry, digest = opened.opening.tensor, run.ledger[opened.opening.step], opened.opening.gradient
     shape = run.spec.model.shapes()[name]
-    data = _read(opened.store, opened.opening.gradient, 8 * int(np.prod(shape, dtype=np.int64)))
+    size = 8 * int(np.prod(shape, dtype=np.int64))
+    data = opened_beside(run.store).sound(checkpoint.object_key(digest), lambda store: _read(store, digest, size))
     gradient = np.array(np.frombuffer(data, "<i8").reshape(shape), np.int64)
     found, recorded = tensor_digest(name, gradient), load_digests(run.store, entry).gradient.get(name)
     if found != recorded:
@@ -170,9 +177,15 @@ def load_gradient(run: Run, opened: Opened) -> np.ndarray:
 
 def _read(store: Store, digest: str, size: int) -> bytes:
     key = checkpoint.object_key(digest)
-    if (found := store.size(key)) != size:
-        raise _fault(f"{key} holds {found} bytes, expected {size}")
-    return store.read(key, digest, limit=size)
+    try:
+        if (found := store.size(key)) != size:
+            raise _fault(f"{key} holds {found} bytes, expected {size}")
+        return store.read(key, digest, limit=size)
+    except MissingObject:  # then it may be the opening that names another
+        raise
+    except InputFault as fault:
+        fault.key = key
+        raise
 
 
 def _fault(message: str) -> InputFault:

@@ -4,12 +4,12 @@ from storage import checkpoint
 from storage.audit.check import check_entries
 from storage.audit.contents import check_listed, needed
 from storage.audit.kept import AUDITS, records_of
-from storage.classes import AUDIT_CLASSES, is_opened
+from storage.audit.later import check_genuine, check_later, find_later
+from storage.classes import AUDIT_CLASSES
 from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
 from storage.errors import InputFault
 from storage.export import PROGRAM, exported
-from storage.mirrors import present
-from storage.page import PAGE_KEY
+from storage.page.make import PAGE_KEY
 from storage.release import RELEASE_KEY, ReleaseBody, check_objects, load_release
 from storage.run import Run, open_release
 from storage.store import Store, object_digest
@@ -18,19 +18,21 @@ from storage.store import Store, object_digest
 def check_release(store: Store) -> ReleaseBody:
     """The release in `store`, every byte of it read.
 
-    Chain and signature; every object as listed, nothing beside them, and everything that a replay reads listed; code
-    and lock; the export against the last checkpoint; records of audits; what each entry says against spec and mix;
-    every window against its leaf, every checkpoint against the ledger's state roots. Raises InputFault, Divergence or
-    Refused for the first that is wrong.
+    Chain and signature; every object as listed, nothing beside them but what proves itself (later.py), and everything
+    that a replay reads listed; code and lock; the export against the last checkpoint; records of audits; what each
+    entry says against spec and mix; every window against its leaf, every checkpoint against the ledger's state roots.
+    Raises InputFault, Divergence or Refused for the first that is wrong.
     """
     run = open_release(store)
     body = load_release(store, run.ledger)
     check_objects(store, body)
     check_listed(needed(run) | {archive_key(body.code): "", LOCK_KEY: body.lock, PAGE_KEY: ""}, _digests(body))
-    _check_nothing_else(store, body)
+    later = find_later(store, body.objects)
     code = _check_code(store, body)
     _check_export(run, body, code)
-    _check_records(run, body)
+    listed = {key for name in AUDIT_CLASSES for key in body.classes[name].objects}
+    check_genuine(run, listed, records_of(run.store, run.ledger, AUDITS))
+    check_later(run, later)
     check_entries(run)
     run.stream.check()
     for step in checkpoint.steps(store):
@@ -40,16 +42,6 @@ def check_release(store: Store) -> ReleaseBody:
 
 def _digests(body: ReleaseBody) -> dict[str, str]:
     return {key: entry.digest for key, entry in body.objects.items()}
-
-
-def _check_nothing_else(store: Store, body: ReleaseBody) -> None:
-    for uri, key in present(store):
-        if key != RELEASE_KEY and key not in body.objects and not is_opened(key):  # openings prove themselves
-            raise InputFault(
-                f"{uri} holds {key}, which {RELEASE_KEY} does not list",
-                cause="it was put there after the release was signed, and nobody vouches for it",
-                next_step="do not use it; tell whoever keeps this copy",
-            )
 
 
 def _check_code(store: Store, body: ReleaseBody) -> dict[str, bytes]:
@@ -81,15 +73,3 @@ def _check_export(run: Run, body: ReleaseBody, code: dict[str, bytes]) -> None:
                 cause="the publisher exported other weights, or ran another program, than the release holds",
                 next_step="do not load it; ask its publisher",
             )
-
-
-def _check_records(run: Run, body: ReleaseBody) -> None:
-    """The listed records of audits are those of this run."""
-    listed = {key for name in AUDIT_CLASSES for key in body.classes[name].objects}
-    genuine = set(records_of(run.store, run.ledger, AUDITS))
-    if odd := sorted(listed ^ genuine):
-        raise InputFault(
-            f"{odd[0]} is no record of an audit of run {run.ledger.run_id}",
-            cause="the publisher took in another run's records, or ones of a kind that this version does not know",
-            next_step="do not rely on these records; ask their publisher",
-        )

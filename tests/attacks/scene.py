@@ -7,17 +7,21 @@ so the ledger, its chain, its signatures and its checkpoints are all as well mad
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 import model.step
+import storage.audit.open as open_
 from model import schedule
 from storage import engine
+from storage.audit.verdict import Verdict
+from storage.errors import VerbatimError
 from storage.publish import publish
 from tests.storage import small
 from tests.storage.conftest import Small
@@ -56,6 +60,34 @@ def in_step(number: int, cheat: Cheat) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def opening(cheat: Cheat) -> Iterator[None]:
+    """Whoever opens step AT does as its trainer did, and does not mind what does not add up."""
+    honest = engine.each_unit
+
+    def each_unit(*arguments: Any) -> Iterator[Any]:
+        with cheat():
+            yield from honest(*arguments)
+
+    with (
+        in_step(AT, cheat),
+        mock.patch.object(engine, "each_unit", each_unit),
+        mock.patch.object(open_, "_check_sums", lambda *arguments: None),
+    ):
+        yield
+
+
+def said(found: Verdict | VerbatimError) -> str:
+    """What the list of attacks calls a verdict, or an error."""
+    label = found.outcome.label if isinstance(found, Verdict) else type(found).__name__
+    return f"{label} ({found.exit_code})"
+
+
+def quick(cases: Iterable[str], *names: str) -> list[Any]:
+    """The cases of a test, of which `make test` runs those of these names alone; `make attacks` runs all."""
+    return [case if case in names else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def swapped_window(unit: int) -> Cheat:
     """Other data in one unit: the words of a window backwards."""
 
@@ -73,7 +105,7 @@ def added_to_a_gradient(name: str) -> Cheat:
 
     def gradients(*arguments: Any, **options: Any) -> Any:
         summed = honest(*arguments, **options)
-        summed.sums[name][0, 0] += 3
+        summed.sums[name].reshape(-1)[0] += 3
         return summed
 
     return lambda: mock.patch.object(model.step, "gradients", gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +38,42 @@ def certificates(honest: Small, auditor: Key) -> tuple[bytes, bytes]:
     return step.certificate, initial.certificate
 
 
-def test_the_unattacked_twins_are_genuine(honest: Small, certificates: tuple[bytes, bytes], thief: Key) -> None:
-    ledger = honest.release().ledger
-    own = audit_step(honest.published, AT, "generic:cpu", thief).certificate
+def test_the_unattacked_twins_are_genuine(
+    honest: Small, certificates: tuple[bytes, bytes], thief: Key, ends: Callable[[str], None]
+) -> None:
+    ledger, audited = honest.release().ledger, audit_step(honest.published, AT, "generic:cpu", thief)
+    own = audited.certificate
     assert own
     bodies = [verify(data, ledger).body for data in (*certificates, own)]
     check_own(bodies)
     check_proofs(honest.published, bodies, "cpu")
+    ends(scene.said(audited))
 
 
-def test_moved_to_another_step(honest: Small, certificates: tuple[bytes, bytes], auditor: Key) -> None:
+def test_moved_to_another_step(
+    honest: Small, certificates: tuple[bytes, bytes], auditor: Key, ends: Callable[[str], None]
+) -> None:
     ledger = honest.release().ledger
     with pytest.raises(CertificateFault, match="piece is step 6, expected step 5"):
         verify(certificates[0], ledger, "step 5")
-    with pytest.raises(CertificateFault, match="its reproduced step is 6, expected 5"):
+    with pytest.raises(CertificateFault, match="its reproduced step is 6, expected 5") as caught:
         verify(changed(certificates[0], auditor, piece="step 5", step=5), ledger)
+    ends(scene.said(caught.value))
 
 
-def test_moved_to_another_run(certificates: tuple[bytes, bytes], auditor: Key, tmp_path: Path) -> None:
+def test_moved_to_another_run(
+    certificates: tuple[bytes, bytes], auditor: Key, tmp_path: Path, ends: Callable[[str], None]
+) -> None:
     other = scene.trained(scene.begin(tmp_path / "begun", seed=8), tmp_path / "run").release().ledger
     for change in ({}, {"run": other.run_id}, {"run": other.run_id, "predecessor": other.link(AT)}):
-        with pytest.raises(CertificateFault, match=r"its (run|predecessor|recorded entry) is "):
+        with pytest.raises(CertificateFault, match=r"its (run|predecessor|recorded entry) is ") as caught:
             verify(changed(certificates[0], auditor, **change), other)
+        ends(scene.said(caught.value))
 
 
-def test_moved_to_another_key(honest: Small, certificates: tuple[bytes, bytes], thief: Key) -> None:
+def test_moved_to_another_key(
+    honest: Small, certificates: tuple[bytes, bytes], thief: Key, ends: Callable[[str], None]
+) -> None:
     """The signature falls at once, a new one beside the original, and one alone when the proof is made again."""
     ledger = honest.release().ledger
     body = Certificate.parse(certificates[0], "certificate").body
@@ -73,16 +85,22 @@ def test_moved_to_another_key(honest: Small, certificates: tuple[bytes, bytes], 
     resigned = verify(changed(certificates[0], thief), ledger).body
     with pytest.raises(CertificateFault, match="show the same proof of replay"):
         check_own([body, resigned])
-    with pytest.raises(CertificateFault, match=f"certificate of key {thief.public}: its proof of replay of step 6"):
+    with pytest.raises(
+        CertificateFault, match=f"certificate of key {thief.public}: its proof of replay of step 6"
+    ) as caught:
         check_proofs(honest.published, [resigned], "cpu")
+    ends(scene.said(caught.value))
 
 
 @pytest.mark.parametrize("piece", [0, 1])
-def test_signed_without_a_replay(honest: Small, certificates: tuple[bytes, bytes], thief: Key, piece: int) -> None:
+def test_signed_without_a_replay(
+    honest: Small, certificates: tuple[bytes, bytes], thief: Key, piece: int, ends: Callable[[str], None]
+) -> None:
     """The ledger gives every field but the proof; an invented one passes for genuine until somebody replays."""
     body = verify(changed(certificates[piece], thief, proof="5" * 64), honest.release().ledger).body
-    with pytest.raises(CertificateFault, match=f"certificate of key {thief.public}: its proof of replay of"):
+    with pytest.raises(CertificateFault, match=f"certificate of key {thief.public}: its proof of replay of") as caught:
         check_proofs(honest.published, [body], "cpu")
+    ends(scene.said(caught.value))
 
 
 def test_an_accusation_that_was_invented(honest: Small, certificates: tuple[bytes, bytes], thief: Key) -> None:

@@ -78,7 +78,7 @@ def decided(judgement: Judgement) -> tuple[Outcome, str, str]:
     return judgement.verdict.outcome, judgement.right, judgement.differs
 
 
-@pytest.mark.parametrize("backend", [*kernels.HOSTS, "generic:cpu"])
+@pytest.mark.parametrize("backend", scene.quick([*kernels.HOSTS, "generic:cpu"], "cpu"))
 def test_the_accuser_is_right(forged: Small, accused: bytes, third: Key, backend: str) -> None:
     judgement = judge(forged.published, accused, backend, third)
     assert decided(judgement) == (Outcome.NO_MATCH, "accuser", "")
@@ -111,6 +111,7 @@ def test_a_judge_whose_machine_is_wrong_decides_nothing(forged: Small, accused: 
     assert judgement.verdict.certificate is None and "the reference gives another result" in judgement.verdict.detail
 
 
+@pytest.mark.slow
 def test_a_right_accusation_with_an_invented_trace(forged: Small, accused: bytes, auditor: Key, third: Key) -> None:
     """The entry decides; the operation that was invented is named."""
     claim = read(accused, forged.release().ledger).body
@@ -133,6 +134,7 @@ def test_an_accuser_whose_backends_disagree_accuses_nobody(honest: Small, audito
     assert f"they part at {WRONG}" in verdict.detail
 
 
+@pytest.mark.slow
 def test_a_step_on_the_way_is_the_one_disputed(begun: Small, auditor: Key, tmp_path: Path) -> None:
     made = scene.trained(begun, tmp_path / "run", scene.no_update)
     verdict, data = accuse(made.published, AT + 1, "cpu", "reference", auditor)
@@ -185,6 +187,7 @@ def typed(*arguments: str | Path) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
+@pytest.mark.slow
 def test_by_the_command_line(forged: Small, tmp_path: Path) -> None:
     store, own, other = forged.published.root, tmp_path / "accuser", tmp_path / "judge"
     command = ("accuse", store, "--step", str(AT), "--second", "generic:cpu", "--records", own, "--keys", own)

@@ -19,20 +19,27 @@ from kernels import canonical
 from storage import checkpoint
 from storage.audit import certificate, dispute
 from storage.audit.beacon import read_beacon
+from storage.audit.collect import Evidence, collect
 from storage.audit.keys import Key, load_or_create_key
+from storage.audit.opened import opening_key
+from storage.audit.opening import load_opening
+from storage.audit.pieces import audit_piece
 from storage.audit.release import check_release
 from storage.audit.replay import audit_step
 from storage.audit.verdict import Outcome
 from storage.beside import digests_key
-from storage.errors import CertificateFault, InputFault, VerbatimError
+from storage.errors import CertificateFault, InputFault, StorageError, UsageError
 from storage.ledger import HEADER_KEY, part_key
 from storage.provenance import PROJECT
 from storage.release import PURPOSE, RELEASE_KEY, Object, Release
 from storage.store import LocalStore
+from tests.attacks import INPUT_FAULT, scene
 from tests.attacks.scene import AT
 from tests.storage.conftest import Small
+from tests.storage.opened import drawn
 
 MARKER = "a-stranger-was-here"
+PARTS = ("unit 0", "sum", "update")
 
 
 def _zip() -> bytes:
@@ -86,9 +93,15 @@ def verdicts(store: LocalStore, auditor: Key) -> set[tuple[Outcome, str]]:
     return {(verdict.outcome, verdict.fault) for verdict in found}
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("payload", scene.quick(PAYLOADS, "a pickle", "a giant header"))
 def test_a_hostile_file(
-    copy: Small, positions: dict[str, str], auditor: Key, payload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    copy: Small,
+    positions: dict[str, str],
+    auditor: Key,
+    payload: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ends: Callable[[str], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, key in positions.items():
@@ -102,6 +115,54 @@ def test_a_hostile_file(
         assert time.monotonic() - began < 60, name
     assert not list(tmp_path.rglob(MARKER)) and not list(copy.folder.rglob(MARKER))
     assert verdicts(copy.published, auditor) == {(Outcome.MATCH, "")}
+    ends(INPUT_FAULT)
+
+
+@pytest.mark.parametrize("payload", scene.quick(PAYLOADS, "a pickle", "a giant header"))
+def test_a_hostile_opening(
+    opened: Small,
+    auditor: Key,
+    payload: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ends: Callable[[str], None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(opened.folder, tmp_path / "run")
+    made = Small(tmp_path / "run")
+    opening, draw = load_opening(made.release(), AT).opening, drawn(made)
+    manifest = checkpoint.load_manifest(made.opened, made.release().ledger, AT)
+    names = (opening.fingerprints, opening.gradient, manifest.leaves, manifest.parts[0].digest)
+    for key in (opening_key(AT), checkpoint.checkpoint_key(AT), *map(checkpoint.object_key, names)):
+        path = made.opened.path(key)
+        good = path.read_bytes()
+        path.write_bytes(PAYLOADS[payload])
+        found = {audit_piece(made.published, f"step {AT} {part}", draw, "cpu", auditor).outcome for part in PARTS}
+        path.write_bytes(good)
+        assert Outcome.INPUT_FAULT in found and found <= {Outcome.INPUT_FAULT, Outcome.MATCH}, key
+    assert not list(tmp_path.rglob(MARKER))
+    found = {audit_piece(made.published, f"step {AT} {part}", draw, "cpu", auditor).outcome for part in PARTS}
+    assert found == {Outcome.MATCH}
+    ends(INPUT_FAULT)
+
+
+@pytest.mark.parametrize("payload", scene.quick(PAYLOADS, "a pickle", "a giant header"))
+def test_a_hostile_record(
+    copy: Small, payload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: Callable[[str], None]
+) -> None:
+    """In every folder of records that a reader collects from."""
+    monkeypatch.chdir(tmp_path)
+    ledger, store = copy.release().ledger, LocalStore(tmp_path / "records")
+    run = ledger.run_id[:16]
+    places = [f"{folder}/{run}/2026-11-29.json" for folder in ("statements", "witnesses", "draws")]
+    for key in (*places, "certificates/x.json", "disputes/x.json"):
+        store.create(key, PAYLOADS[payload])
+        found = collect([store], ledger)
+        assert list(found.faulty) == [f"{store.uri}: {key}"]
+        assert found == Evidence(faulty=found.faulty, found_in={store.uri: 1})
+        store.delete(key)
+    assert not list(tmp_path.rglob(MARKER)) and collect([store], ledger) == Evidence(found_in={store.uri: 0})
+    ends("told, and counts for nothing")
 
 
 def link_to_the_genuine(path: Path, good: Path) -> None:
@@ -120,11 +181,20 @@ def folder(path: Path, good: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("place", [link_to_the_genuine, endless_link, pipe, folder])
+PLACES = {place.__name__: place for place in (link_to_the_genuine, endless_link, pipe, folder)}
+
+
+@pytest.mark.parametrize("name_of_place", scene.quick(PLACES, "endless_link"))
 def test_a_link_pipe_or_folder_in_place_of_a_file(
-    copy: Small, positions: dict[str, str], auditor: Key, place: Callable[[Path, Path], None], tmp_path: Path
+    copy: Small,
+    positions: dict[str, str],
+    auditor: Key,
+    name_of_place: str,
+    tmp_path: Path,
+    ends: Callable[[str], None],
 ) -> None:
     """It is never followed, not even to the genuine bytes. What a listing finds is then simply not there."""
+    place = PLACES[name_of_place]
     listed = {"header": Outcome.REFUSED, "entry": Outcome.INPUT_FAULT, "checkpoint": Outcome.MATCH}
     for name, key in positions.items():
         path, good = copy.published.path(key), tmp_path / name
@@ -135,9 +205,10 @@ def test_a_link_pipe_or_folder_in_place_of_a_file(
         good.rename(path)
         assert listed.get(name, Outcome.INPUT_FAULT) in found, name
         assert found <= {listed.get(name, Outcome.INPUT_FAULT), Outcome.MATCH}, name
+    ends(INPUT_FAULT)
 
 
-def test_a_release_that_names_files_outside(copy: Small, tmp_path: Path) -> None:
+def test_a_release_that_names_files_outside(copy: Small, tmp_path: Path, ends: Callable[[str], None]) -> None:
     """Signed by the trainer himself."""
     shutil.copytree(copy.published.root, tmp_path / "release")
     store = LocalStore(tmp_path / "release")
@@ -152,10 +223,13 @@ def test_a_release_that_names_files_outside(copy: Small, tmp_path: Path) -> None
         store.path(RELEASE_KEY).write_bytes(canonical.dumps(signed))
         with pytest.raises(InputFault):
             check_release(store)
+    ends(INPUT_FAULT)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_hostile_file_that_a_person_names(copy: Small, payload: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("payload", scene.quick(PAYLOADS, "a pickle", "a giant header"))
+def test_a_hostile_file_that_a_person_names(
+    copy: Small, payload: str, tmp_path: Path, ends: Callable[[str], None]
+) -> None:
     """A certificate, a dispute, a beacon, a signing key."""
     data, ledger, path = PAYLOADS[payload], copy.release().ledger, tmp_path / "x.key"
     with pytest.raises(CertificateFault):
@@ -164,9 +238,11 @@ def test_a_hostile_file_that_a_person_names(copy: Small, payload: str, tmp_path:
         dispute.read(data, ledger)
     path.write_bytes(data)
     path.chmod(0o600)
-    for read in (lambda: read_beacon(path), lambda: load_or_create_key(tmp_path, "x")):
-        with pytest.raises(VerbatimError):
-            read()
+    with pytest.raises((InputFault, UsageError)):  # the latter for a file that is too long to be one
+        read_beacon(path)
+    with pytest.raises(StorageError):
+        load_or_create_key(tmp_path, "x")
+    ends(INPUT_FAULT)
 
 
 def test_nested_json_is_an_error_after_a_beacon_was_checked() -> None:

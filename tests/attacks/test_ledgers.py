@@ -84,8 +84,13 @@ LEDGERS: dict[str, tuple[Callable[[LocalStore], None], str, str]] = {
 }  # fmt: skip
 
 
+def test_the_unattacked_twin_is_whole(honest: Small, auditor: Key, ends: Callable[[str], None]) -> None:
+    assert check_release(honest.published).steps == scene.STEPS
+    ends(scene.said(audit_step(honest.published, AT, "cpu", auditor)))
+
+
 @pytest.mark.parametrize("name", LEDGERS)
-def test_a_ledger_that_is_no_chain(copy: Small, auditor: Key, name: str) -> None:
+def test_a_ledger_that_is_no_chain(copy: Small, auditor: Key, name: str, ends: Callable[[str], None]) -> None:
     damage, fault, said = LEDGERS[name]
     assert audit_step(copy.published, 2, "cpu", auditor).outcome is Outcome.MATCH
     damage(copy.published)
@@ -94,38 +99,45 @@ def test_a_ledger_that_is_no_chain(copy: Small, auditor: Key, name: str) -> None
     assert said in verdict.detail
     with pytest.raises(InputFault):
         check_release(copy.published)
+    ends(scene.said(verdict))
 
 
-def test_an_edited_float_that_was_linked_and_signed_anew(copy: Small, auditor: Key) -> None:
+def test_an_edited_float_that_was_linked_and_signed_anew(
+    copy: Small, auditor: Key, ends: Callable[[str], None]
+) -> None:
     """Nothing but the replay of that step finds it."""
     store = republished(copy, {"loss": "40400000"}, at=AT)
     check_release(store)
     assert audit_step(store, 2, "cpu", auditor).outcome is Outcome.MATCH
     verdict = audit_step(store, AT, "cpu", auditor)
     assert (verdict.exit_code, verdict.differs_at, verdict.fields) == (10, AT, ("loss",))
+    ends(scene.said(verdict))
 
 
-def test_two_ledgers_for_one_run(begun: Small, honest: Small, auditor: Key, tmp_path: Path) -> None:
+def test_two_ledgers_for_one_run(
+    begun: Small, honest: Small, auditor: Key, tmp_path: Path, ends: Callable[[str], None]
+) -> None:
     """A certificate of one is no certificate of the other, and no store takes both."""
     other = scene.trained(begun, tmp_path / "run", scene.no_update)
     ledgers = honest.release().ledger, other.release().ledger
     assert ledgers[0].run_id == ledgers[1].run_id and ledgers[0].head != ledgers[1].head
     certificate = audit_step(honest.published, AT, "cpu", auditor).certificate
     assert certificate and verify(certificate, ledgers[0])
-    with pytest.raises(CertificateFault, match="its recorded entry is"):
+    with pytest.raises(CertificateFault, match="its recorded entry is") as refused:
         verify(certificate, ledgers[1])
+    ends(scene.said(refused.value))
     with pytest.raises(Divergence, match="step 6 came out differently") as caught:
         ledgers[0].record(ledgers[1][AT])
     assert caught.value.fields == ("state",)
 
 
-def test_corruption_of_the_same_size(copy: Small, auditor: Key) -> None:
+def test_corruption_of_the_same_size(copy: Small, auditor: Key, ends: Callable[[str], None]) -> None:
     """Half of the bytes of a checkpoint's tensors, of its leaves, of a shard's windows: each named for what it is."""
     store, ledger = copy.published, copy.release().ledger
     manifest = checkpoint.load_manifest(store, ledger, 5)
     places = {f"objects/{manifest.parts[0].digest}": "CheckpointFault", f"objects/{manifest.leaves}": "CheckpointFault"}
     places |= {key: "WindowFault" for key in store.list("mix/windows/") if key.endswith(".arrow") and "/train/" in key}
-    found = set()
+    found, ended = set(), set()
     for key, fault in places.items():
         path = store.path(key)
         good = path.read_bytes()
@@ -134,20 +146,23 @@ def test_corruption_of_the_same_size(copy: Small, auditor: Key) -> None:
         path.write_bytes(good)
         assert all(v.outcome is Outcome.MATCH or (v.exit_code, v.fault) == (11, fault) for v in verdicts)
         found |= {verdict.fault for verdict in verdicts}
+        ended |= {scene.said(verdict) for verdict in verdicts if verdict.outcome is not Outcome.MATCH}
     assert found == {"", "CheckpointFault", "WindowFault"}  # a shard that a step does not read is nothing to it
     assert audit_step(store, AT, "cpu", auditor).outcome is Outcome.MATCH
+    ends(", ".join(ended))
 
 
-def test_an_audit_without_a_target(copy: Small, auditor: Key, tmp_path: Path) -> None:
+def test_an_audit_without_a_target(copy: Small, auditor: Key, tmp_path: Path, ends: Callable[[str], None]) -> None:
     for step in (-1, scene.STEPS):
         assert audit_step(copy.published, step, "cpu", auditor).outcome is Outcome.REFUSED
     assert audit_step(LocalStore(tmp_path / "nowhere"), AT, "cpu", auditor).outcome is Outcome.REFUSED
     copy.published.path(RELEASE_KEY).unlink()
     verdict = audit_step(copy.published, AT, "cpu", auditor)
     assert (verdict.outcome, verdict.exit_code, verdict.certificate) == (Outcome.REFUSED, 13, None)
+    ends(scene.said(verdict))
 
 
-def test_a_backend_that_fails_its_vectors(honest: Small, auditor: Key) -> None:
+def test_a_backend_that_fails_its_vectors(honest: Small, auditor: Key, ends: Callable[[str], None]) -> None:
     """The vectors in earnest: a projection that is wrong in one bit says nothing about the run."""
     backend = kernels.backend("cpu")
     right = backend.project
@@ -164,3 +179,4 @@ def test_a_backend_that_fails_its_vectors(honest: Small, auditor: Key) -> None:
         verdict = audit_step(honest.published, AT, "cpu", auditor)
     assert (verdict.outcome, verdict.exit_code, verdict.certificate) == (Outcome.MACHINE_FAULT, 12, None)
     assert "backend cpu fails " in verdict.detail and "linear 128.96.80 plain 1" in verdict.detail
+    ends(scene.said(verdict))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ def audited(made: Small, auditor: Key, step: int = AT) -> tuple[Verdict, Watch]:
 
 
 @pytest.mark.parametrize("step", range(scene.STEPS))
-def test_the_unattacked_twin_matches(honest: Small, auditor: Key, step: int) -> None:
+def test_the_unattacked_twin_matches(honest: Small, auditor: Key, step: int, ends: Callable[[str], None]) -> None:
     verdict, watch = audited(honest, auditor, step)
     assert (verdict.outcome, verdict.fields, watch.place, watch.contradicted) == (Outcome.MATCH, (), None, "")
+    ends(scene.said(verdict))
 
 
 HEAD = "head_backward of head, in some unit"
@@ -43,29 +45,38 @@ CHEATS: dict[str, tuple[Cheat, tuple[str, ...], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_a_cheat_is_found_and_narrowed(begun: Small, auditor: Key, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", scene.quick(CHEATS, "the data of the second unit swapped", "a rate off by one"))
+def test_a_cheat_is_found_and_narrowed(
+    begun: Small, auditor: Key, tmp_path: Path, name: str, ends: Callable[[str], None]
+) -> None:
     cheat, fields, first, contradicted = CHEATS[name]
     made = scene.trained(begun, tmp_path / "run", cheat)
     verdict, watch = audited(made, auditor)
     assert (verdict.outcome, verdict.exit_code, verdict.differs_at) == (Outcome.NO_MATCH, 10, AT)
     assert (verdict.fields, verdict.tensors[0], watch.contradicted) == (fields, first, contradicted)
     assert audited(made, auditor, AT - 1)[0].outcome is Outcome.MATCH  # an audit proves the step that it replays
+    ends(scene.said(verdict))
 
 
-def test_weights_spliced_from_a_twin_run(begun: Small, auditor: Key, tmp_path: Path, spliced: Cheat) -> None:
+def test_weights_spliced_from_a_twin_run(
+    begun: Small, auditor: Key, tmp_path: Path, spliced: Cheat, ends: Callable[[str], None]
+) -> None:
     """Every weight is another and each is named; gradients and moments are the run's own."""
     made = scene.trained(begun, tmp_path / "run", spliced)
     verdict, watch = audited(made, auditor)
     weights = tuple(sorted(f"weights/{name}" for name in made.release().spec.model.shapes()))
     assert (verdict.outcome, verdict.fields, verdict.tensors) == (Outcome.NO_MATCH, ("state",), weights)
     assert watch.contradicted == "adamw of blocks.000.attn_norm"
+    ends(scene.said(verdict))
 
 
-def test_a_recorded_rate_off_by_one_needs_no_replay(begun: Small, auditor: Key, tmp_path: Path) -> None:
+def test_a_recorded_rate_off_by_one_needs_no_replay(
+    begun: Small, auditor: Key, tmp_path: Path, ends: Callable[[str], None]
+) -> None:
     """Spec and schedule give the rate of every step, so that each audit finds it, of whatever step."""
     made = scene.trained(begun, tmp_path / "run", scene.recorded_rate_off_by_one)
     for step in (0, AT):
         verdict = audited(made, auditor, step)[0]
         assert (verdict.exit_code, verdict.differs_at, verdict.fields) == (10, AT, ("lr",))
         assert verdict.certificate is None
+        ends(scene.said(verdict))

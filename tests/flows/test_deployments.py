@@ -24,8 +24,8 @@ DEPLOYMENTS = {deployment["name"]: deployment for deployment in DECLARED["deploy
 
 
 def load(entrypoint: str) -> Flow[..., Any]:
-    path, name = entrypoint.split(":")
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    path, _, name = entrypoint.rpartition(".")
+    module = importlib.import_module(path)
     flow = getattr(module, name)
     assert isinstance(flow, Flow)
     return flow

@@ -9,8 +9,11 @@ import pytest
 
 import kernels
 from kernels.digest import digest
+from model.spec import RunSpec
+from storage.audit import dispute
 from storage.audit.beacon import LEAD, SCHEMES, Scheme, Value
-from storage.audit.certificate import Beacon, Body, save_certificate, sign
+from storage.audit.certificate import Beacon, Body, Certificate, save_certificate, sign
+from storage.audit.dispute import Claim, Dispute
 from storage.audit.draw import Draw
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.settle import draw_once
@@ -31,12 +34,15 @@ def at(date: str, clock: str = "03:00:00") -> datetime:
 
 
 class Book:
-    """A ledger of made-up entries, its trainer, a folder of records, and as many other people as are asked for."""
+    """A ledger of made-up entries, its trainer, a folder of records, and as many other people as are asked for.
 
-    def __init__(self, folder: Path, steps: int = 12, name: str = "a run") -> None:
+    of: the run's spec, that of small.py without.
+    """
+
+    def __init__(self, folder: Path, steps: int = 12, name: str = "a run", of: RunSpec | None = None) -> None:
         self.folder, self.published, self.records = folder, LocalStore(folder / name), LocalStore(folder / "records")
         self.trainer = self.key(f"trainer-of-{name.replace(' ', '-')}")
-        create_header(self.published, _header(self.trainer.public))
+        create_header(self.published, _header(self.trainer.public, of or spec()))
         self.ledger = Ledger(self.published)
         self.go_on(steps)
 
@@ -78,7 +84,7 @@ class Book:
             recorded=self.ledger[step].digest(),
             reproduced=self.ledger[step],
             mix_root=self.ledger.header.mix_root,
-            provenance=_provenance(backend),
+            provenance=provenance(backend),
             beacon=None,
             draw=None,
             began="2026-11-29T03:00:00Z",
@@ -90,17 +96,29 @@ class Book:
         return body
 
 
+def disputed(certificate: bytes, key: Key, signer: Key | None = None) -> bytes:
+    """A dispute over a certificate of a no-match, its trace empty; signer: whoever signs in the accuser's place."""
+    claim = Claim(
+        certificate=Certificate.parse(certificate, "certificate"),
+        place=None,
+        contradicted="",
+        agreed="reference",
+        operations=[],
+    )
+    return Dispute(body=claim, signature=(signer or key).sign(claim.canonical(), dispute.PURPOSE)).canonical()
+
+
 def resigned(statement: Statement, key: Key, **changes: object) -> Statement:
     """The statement with other fields, properly signed."""
     body = statement.body.model_copy(update=changes)
     return Statement(body=body, signature=key.sign(body.canonical(), PURPOSE))
 
 
-def _header(trainer: str) -> Header:
+def _header(trainer: str, of: RunSpec) -> Header:
     roots = {
         name: digest(name.encode(), "test") for name in ("mix_root", "held_out_root", "initial_root", "code", "lock")
     }
-    return Header(spec=spec().canonical(), trainer=trainer, **roots)
+    return Header(spec=of.canonical(), trainer=trainer, **roots)
 
 
 def _entry(step: int, previous: str) -> Entry:
@@ -123,7 +141,7 @@ def _entry(step: int, previous: str) -> Entry:
     )
 
 
-def _provenance(backend: str) -> Provenance:
+def provenance(backend: str) -> Provenance:
     return Provenance(
         backend=backend,
         details={},

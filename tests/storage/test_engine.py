@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from storage import engine
+from storage.errors import MachineFault
 from storage.provenance import PROJECT
 
 LOAD = """
@@ -36,3 +38,13 @@ def test_what_is_missing_is_said(name: str, missing: str, said: tuple[str, ...])
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == len(said), done.stdout + done.stderr
     assert all(piece in line for piece, line in zip(said, lines, strict=True)), lines
+
+
+def test_a_wrong_fingerprint_fails_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No vector of the contract has one, but pieces of a step are judged by them."""
+    monkeypatch.setattr(engine, "_self_test", lambda backend, report: [])
+    engine.self_test("reference")
+    right = engine.fingerprint
+    monkeypatch.setattr(engine, "fingerprint", lambda *arguments: right(*arguments) ^ 1)
+    with pytest.raises(MachineFault, match="fails 1 conformance vectors here: fingerprint"):
+        engine.self_test("reference")

@@ -8,11 +8,13 @@ from math import comb, prod
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from storage.audit import states
 from storage.audit.certificate import save_certificate, sign
 from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import Proven, first_for, proven
+from storage.audit.keys import Key
 from storage.audit.named import load_named
 from storage.audit.settle import settle
 from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
@@ -301,6 +303,19 @@ def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> N
 
 
 def test_many_keys_spread_over_the_steps() -> None:
-    taken = [first_for(f"{number:064x}", "0" * 64, range(10)) for number in range(2000)]
+    people = [Key(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big"))) for number in range(2000)]
+    taken = [first_for(key, "0" * 64, range(10)) for key in people]
     assert set(taken) == set(range(10)) and all(140 < taken.count(step) < 260 for step in range(10))
-    assert first_for("a" * 64, "0" * 64, [5]) == 5 and timedelta(days=7) == states.DEADLINE
+    assert taken[:50] == [first_for(key, "0" * 64, range(10)) for key in people[:50]]
+    assert taken[:50] != [first_for(key, "1" * 64, range(10)) for key in people[:50]]
+    assert first_for(people[0], "0" * 64, [5]) == 5
+    assert timedelta(days=7) == states.DEADLINE
+
+
+def test_what_a_key_takes_follows_from_nothing_that_others_know() -> None:
+    """Whoever opens a step knows the draw, the beacon and every public key."""
+    private = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
+    owner, stranger = Key(private), Key(Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\2"))
+    stranger.public = owner.public
+    taken, guessed = ([first_for(key, f"step {step}", range(16)) for step in range(200)] for key in (owner, stranger))
+    assert sum(one == other for one, other in zip(taken, guessed, strict=True)) < 40  # by chance 12.5

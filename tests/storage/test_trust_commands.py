@@ -90,6 +90,17 @@ def test_sample_by_drand_states_a_round_to_come_that_another_witnesses(desk: Des
     assert (found["findings"], found["drawn"], found["waiting"]) == ([], [], [today()])
 
 
+def test_coverage_writes_its_page(desk: Desk, tmp_path: Path) -> None:
+    drawn = desk.run("sample", "--beacon", desk.beacon, "--count", 2)["steps"]
+    desk.certify("anna", drawn[0])
+    page = tmp_path / "report.html"
+    found = desk.run("coverage", "--named", desk.file_of("anna"), "--page", page)
+    html = page.read_text(encoding="utf-8")
+    assert found["page"] == str(page) and f"page: {page}" in desk.said
+    assert "1 drawn step of 12 came out equal" in html and desk.ledger.head in html
+    assert desk.run("coverage")["page"] is None
+
+
 def test_a_witness_of_a_file_s_statement_is_told_what_it_is_worth(desk: Desk) -> None:
     desk.run("sample", "--beacon", desk.beacon)
     desk.run("witness", who="zoe")

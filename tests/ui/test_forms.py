@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page
 
-from tests.ui.served import Served
+from tests.ui.served import Served, until
 
 pytestmark = pytest.mark.ui
 FORM = "xpath=//label[normalize-space()='{} (Optional)']/following::*[self::textarea or self::input][1]"
@@ -45,22 +45,28 @@ def fill(page: Page, served: Served, deployment: str, **fields: str) -> None:
 
 
 def start(page: Page, served: Served, deployment: str, **fields: str) -> str:
-    """Start a run from the form; its id, which is in the address that the UI then shows."""
+    """Start a run from the form; its id."""
+    known = made(served)
     fill(page, served, deployment, **fields)
-    known = {run["id"] for run in served.call("POST", "/flow_runs/filter", {})}
     page.get_by_role("button", name="Submit").click()
-    page.wait_for_url(re.compile(r"/deployments/deployment/[0-9a-f-]+(\?.*)?$"))
-    new = [run for run in served.call("POST", "/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC"})]
-    return str(next(run["id"] for run in new if run["id"] not in known and "auto-scheduled" not in run["tags"]))
+    (run,) = until("the form makes a run", lambda: made(served) - known)
+    return run
+
+
+def made(served: Served) -> set[str]:
+    """The runs that were made by a form."""
+    asked = {"flow_runs": {"parent_task_run_id": {"is_null_": True}}}
+    runs = served.call("POST", "/flow_runs/filter", asked)
+    return {str(run["id"]) for run in runs if "auto-scheduled" not in run["tags"]}
 
 
 def look(page: Page, served: Served, run: str, picture: Path) -> str:
     """The run's page and its artifacts in pictures; returns the text that is seen there."""
     page.goto(f"{served.url}/runs/flow-run/{run}", wait_until="domcontentloaded")
-    page.get_by_role("tab", name="Logs").wait_for()
+    page.locator("#logs").wait_for()
     page.wait_for_timeout(1500)
     page.screenshot(path=picture.with_suffix(".logs.png"))
-    page.get_by_role("tab", name="Artifacts").click()
+    page.locator("#artifacts").click()
     page.wait_for_timeout(1500)
     page.screenshot(path=picture.with_suffix(".artifacts.png"), full_page=True)
     return page.inner_text("body")

@@ -1,0 +1,45 @@
+"""The page of `verbatim coverage --page`: the same as in the release, with what its maker collected of audits."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from storage.audit.standing import Standing
+from storage.errors import UsageError
+from storage.ledger import Ledger
+from storage.named import open_file
+from storage.page.history import history
+from storage.page.make import page
+from storage.page.markup import Place
+from storage.release import RELEASE_KEY, load_release
+from storage.store import LocalStore, Store
+
+BEGINS = b"<!doctype html>"
+
+
+def write_report(file: Path, store: Store, ledger: Ledger, standing: Standing) -> None:
+    """Write the page of the run in `store`. UsageError where the file holds something else, or cannot be written."""
+    file = file.absolute()
+    try:
+        if file.exists() and not _is_page(file):
+            raise UsageError(f"{file} holds no page; nothing was written", next_step="name another file")
+        file.write_bytes(page(history(store, ledger), _place(store, ledger, file.parent), standing))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}", next_step="name another file") from None
+
+
+def _is_page(file: Path) -> bool:
+    with open_file(file) as there:
+        return there.read(len(BEGINS)) == BEGINS
+
+
+def _place(store: Store, ledger: Ledger, folder: Path) -> Place:
+    """Where the store's objects lie as seen from a page in the folder."""
+    base = None
+    if isinstance(store, LocalStore):
+        base = quote(os.path.relpath(store.root, folder)) + "/"
+    if RELEASE_KEY not in (keys := store.list()):
+        return Place(dict.fromkeys(keys), base)
+    body = load_release(store, ledger)
+    sizes: dict[str, int | None] = {key: entry.size for key, entry in body.objects.items()}
+    return Place({**sizes, RELEASE_KEY: None}, base, body.code, signed=True)
