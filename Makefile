@@ -8,7 +8,7 @@ export NUMBA_THREADING_LAYER := workqueue
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 page arm64 bench-cpu \
-	bench-corpus bench-s3 unit-1b ui lint serve clean
+	bench-corpus bench-s3 unit-1b olmes ui lint serve clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ unit-1b: .venv/installed ## one unit and one step of the 1.608 B shape within 22
 	$(BIN)/python -m tests.bench.unit_1b
 	$(BIN)/python -m tests.bench.unit_1b --step runs
 
+olmes: ## only set up .venv-olmes, in which lm-eval asks an exported model tasks (verbatim score)
+	@test -x .venv-olmes/bin/python || $(PYTHON) -m venv .venv-olmes
+	.venv-olmes/bin/python -m pip install -qq --disable-pip-version-check -r deployments/olmes.txt
+
 ui: .venv/installed ## the UI in a browser, real server and worker, cancelled and killed (about 15 minutes; needs chromium)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[ui]'
 	$(BIN)/python -m pytest tests/ui
@@ -94,4 +98,4 @@ serve: .venv/installed ## the UI with the runs' history, and a worker that start
 	$(BIN)/python -m flows.serving
 
 clean: ## remove the environment and runs/: every run, certificate and signing key
-	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-olmes runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache

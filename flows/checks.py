@@ -9,7 +9,7 @@ from typing import Any
 
 from storage import engine
 from storage import recipe as recipes
-from storage.audit import certificate, dispute, draw, statement
+from storage.audit import certificate, dispute, draw, held_out, statement
 from storage.audit.later import counts, find_later
 from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
@@ -55,6 +55,7 @@ def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report]
             says = f"dispute of step {body.step}, by key {body.auditor}: verbatim dispute judges it"
         else:
             body = certificate.verify(data, ledger).body
+            held_out.check_recorded(store, ledger, body)
             bodies.append(body)
             says = f"{body.piece} {body.verdict}, by key {body.auditor}"
         done.append({"what": str(path), "says": says})

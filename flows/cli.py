@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from flows import disputes, environment, openings, trust
+from flows import disputes, environment, evaluations, openings, trust
 from flows.terminal import JsonOption, KeysOption, MirrorOption, StoreArgument, console
 from flows.terminal import absolute as _absolute
 from flows.terminal import all_absolute as _all_absolute
@@ -400,6 +400,7 @@ def _show_bad(copies: list[dict[str, str]]) -> None:
 disputes.register(app, _say, _show_verdict)
 trust.register(app)
 openings.register(app, _say)
+evaluations.register(app, _say, _show_verdict)
 
 
 def main() -> None:

@@ -10,18 +10,20 @@ twice where a release is made, and anyone can tell from the checkpoint what must
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kernels.digest import digest_of, tensor_digest
 from storage import checkpoint
-from storage.assembled import Assembly, Span
-from storage.checkpoint import Shapes, parted, safetensors_header, state_shapes
-from storage.errors import CheckpointFault
+from storage.assembled import Assembled, Assembly, Span
+from storage.checkpoint import PIECE_BYTES, Shapes, parted, safetensors_header, state_shapes
+from storage.errors import CheckpointFault, InputFault, Refused
 from storage.run import Run
-from storage.store import sound
+from storage.store import object_digest, sound
 
 FOLDER = "export/"
 PROGRAM_KEY = FOLDER + "load.py"
@@ -31,17 +33,58 @@ _STATE = "weights/"  # before a parameter's name in a state
 
 
 def exported(run: Run, program: bytes) -> dict[str, Assembly]:
-    """Every object of the export, by key; none where there is no checkpoint. program: the bytes of PROGRAM.
+    """Every object of the last checkpoint's export, by key; none where there is no checkpoint. program: the bytes of
+    PROGRAM."""
+    made = _steps(run)
+    return exported_at(run, made[-1], program) if made else {}
 
-    Reads the last checkpoint's weights and verifies them; CheckpointFault if they are not the ledger's.
+
+def write_export(run: Run, step: int, folder: Path) -> None:
+    """Write a checkpoint's export, without the program, into a folder of this machine; InputFault for a tokenizer that
+    is not the mix's."""
+    made = exported_at(run, step, b"")
+    store = Assembled("export", made)
+    for key in made.keys() - {PROGRAM_KEY}:
+        with (folder / key.removeprefix(FOLDER)).open("wb") as file:
+            for start in range(0, store.size(key), PIECE_BYTES):
+                file.write(store.read_range(key, start, min(PIECE_BYTES, store.size(key) - start)))
+    check_tokenizer((folder / TOKENIZER).read_bytes(), config_of(run, step))
+
+
+def chosen_step(run: Run, step: int | None) -> int:
+    """The checkpoint after so many steps, the last one for None; Refused where there is none."""
+    made = _steps(run)
+    if not made or step not in (None, *made):
+        raise Refused(
+            f"{run.store.uri} has no checkpoint {'' if step is None else step}; it has {made or 'none'}",
+            next_step="choose one of these with --step",
+        )
+    return made[-1] if step is None else step
+
+
+def check_tokenizer(data: bytes, config: Mapping[str, Any]) -> None:
+    """InputFault unless it is the tokenizer that an export's config names."""
+    if (found := object_digest(data)) != (expected := config.get("tokenizer")):
+        raise InputFault(
+            f"{TOKENIZER} has digest {found}, the model was trained with {expected}",
+            cause="the tokenizer is another model's, or was edited",
+            next_step="take it from the release that the weights are from",
+        )
+
+
+def _steps(run: Run) -> list[int]:
+    return [step for step in checkpoint.steps(run.store) if step <= len(run.ledger)]
+
+
+def exported_at(run: Run, step: int, program: bytes) -> dict[str, Assembly]:
+    """exported() of the checkpoint after so many steps.
+
+    Reads its weights and verifies them; CheckpointFault if they are not the ledger's.
     """
-    made = [step for step in checkpoint.steps(run.store) if step <= len(run.ledger)]
-    if not made:
-        return {}
-    step, tokenizer = made[-1], run.stream.manifest.mix.tokenizer
+    tokenizer = run.stream.manifest.mix.tokenizer
     key = run.stream.base + TOKENIZER
     span = Span(run.stream.store, key, 0, run.stream.store.size(key))
-    config = _config(run, step)
+    config = (json.dumps(config_of(run, step), indent=1) + "\n").encode()
     return _weights(run, step) | {
         FOLDER + "config.json": Assembly.of(config),
         FOLDER + TOKENIZER: Assembly((span,), tokenizer.digest),
@@ -49,10 +92,11 @@ def exported(run: Run, program: bytes) -> dict[str, Assembly]:
     }
 
 
-def _config(run: Run, step: int) -> bytes:
-    """Plain JSON. attention_windows: how many tokens a query of each layer sees, its own included."""
-    m = run.spec.model
-    document = {
+def config_of(run: Run, step: int) -> dict[str, Any]:
+    """Plain values. attention_windows: how many tokens a query of each layer sees, its own included; tokenizer: the
+    digest of its file."""
+    m, tokenizer = run.spec.model, run.stream.manifest.mix.tokenizer
+    return {
         "run": run.ledger.run_id,
         "name": run.spec.name,
         "step": step,
@@ -69,9 +113,9 @@ def _config(run: Run, step: int) -> bytes:
         "attention_windows": [m.seq_len if m.is_full(layer) else m.window for layer in range(m.layers)],
         "rope_theta": m.rope_theta,
         "norm_eps": float(m.norm_eps),
-        "end_of_text": run.stream.manifest.mix.tokenizer.end_of_text,
+        "end_of_text": tokenizer.end_of_text,
+        "tokenizer": tokenizer.digest,
     }
-    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _weights(run: Run, step: int) -> dict[str, Assembly]:

@@ -3,10 +3,12 @@
     probe/<k>.json            loss of state k on each source's held-out windows, as float bits
     diagnostics/<step>.json   norms, quantiser steps, zero shares of one step
 
-They follow from the state alone, so they too can be recomputed and compared.
+They follow from the state alone, so they too can be recomputed and compared: held-out losses by audit/held_out.py.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
@@ -36,6 +38,10 @@ class SourceLoss(Record):
     loss: Bits | None
     windows: Count
 
+    def value(self) -> float | None:
+        """The loss as a number, which float32 and so a float hold exactly."""
+        return None if self.loss is None else float(canonical.from_bits(self.loss))
+
 
 class Probe(Record):
     """Held-out losses of state `step`."""
@@ -50,9 +56,9 @@ class Probe(Record):
         """Mean over all held-out windows, from the sources' means, rounded once to float32."""
         total, windows = Fraction(0), 0
         for source in self.sources.values():
-            if source.loss is None:
+            if (loss := source.value()) is None:
                 return None
-            total += source.windows * Fraction(float(canonical.from_bits(source.loss)))
+            total += source.windows * Fraction(loss)
             windows += source.windows
         return host.f32(total / windows)
 
@@ -89,17 +95,39 @@ def save_probe(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, 
     try:
         return load_probe(run.store, run.ledger, state.step)
     except MissingObject:
-        probe = Probe(
-            step=state.step,
-            state=run.ledger.state_root(state.step),
-            held_out_root=run.stream.manifest.held_out_root,
-            sources=_losses(run, backend, state, memory, team),
-        )
+        probe = measured(run, backend, state, memory, team)
         create_same(run.store, probe_key(state.step), probe.canonical())
         return probe
 
 
-def _losses(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, team: Team) -> dict[str, SourceLoss]:
+def measured(
+    run: Run,
+    backend: ModuleType,
+    state: State,
+    memory: MemoryPlan,
+    team: Team,
+    take: Callable[[str, np.ndarray], None] = lambda source, sums: None,
+) -> Probe:
+    """The held-out losses of this state, evaluated now; nothing is written. Training and audits both come here.
+
+    take: is given, by source, each window's summed loss: int64[windows] in units of 2⁻²⁴ nats.
+    """
+    return Probe(
+        step=state.step,
+        state=run.ledger.state_root(state.step),
+        held_out_root=run.stream.manifest.held_out_root,
+        sources=_losses(run, backend, state, memory, team, take),
+    )
+
+
+def _losses(
+    run: Run,
+    backend: ModuleType,
+    state: State,
+    memory: MemoryPlan,
+    team: Team,
+    take: Callable[[str, np.ndarray], None],
+) -> dict[str, SourceLoss]:
     windows, start = run.stream.held_out(), 0
     losses = {}
     for source in run.stream.manifest.mix.sources:
@@ -107,7 +135,7 @@ def _losses(run: Run, backend: ModuleType, state: State, memory: MemoryPlan, tea
         start += len(part)
         if len(part):
             with team.doing("evaluate", part):
-                bits = engine.evaluate(run.spec, backend, state, part, memory, team.group)
+                bits = engine.evaluate(run.spec, backend, state, part, memory, team.group, partial(take, source.name))
             losses[source.name] = SourceLoss(loss=bits, windows=len(part))
     return losses
 

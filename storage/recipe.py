@@ -34,6 +34,8 @@ class Plan(BaseModel):
     checkpoint_every: int = Field(ge=1)
     diagnostics_every: int = Field(default=10, ge=1)
     segment_ends: tuple[int, ...] = Field(default=(), strict=False)
+    score_every: int = Field(default=0, ge=0)  # of the checkpoints every n-th is asked the tasks; 0: none is
+    tasks: str = ""  # file of these tasks, in the project's folder or anywhere
     processes: int = Field(default=1, ge=1, le=1024)  # that share each step, on one machine
     workers: int = Field(default=0, ge=0, le=1024)  # processes that prepare the mix; 0: one for each core
     sort_mb: int = Field(default=512, ge=16, le=1 << 20)  # memory that each of them may sort in
@@ -43,6 +45,8 @@ class Plan(BaseModel):
     def _in_order(self) -> Self:
         if list(self.segment_ends) != sorted(set(self.segment_ends)) or any(end < 1 for end in self.segment_ends):
             raise ValueError(f"segment_ends is {list(self.segment_ends)}; allowed: increasing step numbers from 1")
+        if bool(self.score_every) != bool(self.tasks):
+            raise ValueError(f"score_every is {self.score_every} and tasks {self.tasks!r}; give both, or neither")
         return self
 
 
@@ -71,8 +75,14 @@ class Recipe(BaseModel):
         return schedule.total_steps(self.run)
 
     def stops(self) -> list[int]:
-        """The step counts at which a segment ends: those planned, then the end of the run."""
-        return [end for end in self.plan.segment_ends if end < self.steps] + [self.steps]
+        """The step counts at which a segment ends: those planned, those to be scored, then the end of the run."""
+        ends = {*self.plan.segment_ends, *self.scored()}
+        return [end for end in sorted(ends) if end < self.steps] + [self.steps]
+
+    def scored(self) -> list[int]:
+        """The step counts after which the tasks are asked."""
+        every = self.plan.score_every * self.plan.checkpoint_every
+        return list(range(every, self.steps + 1, every)) if every else []
 
 
 class _Loader(yaml.SafeLoader):

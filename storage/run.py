@@ -21,7 +21,7 @@ from storage import engine, provenance
 from storage.errors import LedgerFault, Refused, UsageError, VerbatimError
 from storage.ledger import HEADER_KEY, Header, Ledger, create_header
 from storage.memory import plan_for
-from storage.store import Store
+from storage.store import Store, open_store
 from storage.stream import Stream
 
 RECIPE_KEY = "recipe.yaml"
@@ -100,6 +100,18 @@ def open_release(store: Store) -> Run:
     """The run in a published store, with the mix that was published with it."""
     ledger = Ledger(store)
     return run_of(store, Stream.open(store, "mix/", root=ledger.header.mix_root), ledger)
+
+
+def open_at(address: str) -> Run:
+    """The run at an address: a release, or a folder with run/ and mix/ as training leaves it; Refused where neither
+    is."""
+    store, beside = open_store(address), f"{address.rstrip('/')}/"
+    if HEADER_KEY in store.list(HEADER_KEY):
+        return open_release(store)
+    trained = open_store(beside + "run")
+    if HEADER_KEY in trained.list(HEADER_KEY):
+        return open_run(trained, Stream.open(open_store(beside + "mix")))
+    raise Refused(f"{address} holds no run", cause="a wrong address", next_step="give a run's folder or a release")
 
 
 def _check_stream(spec: RunSpec, stream: Stream, error: type[VerbatimError]) -> None:

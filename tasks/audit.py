@@ -57,6 +57,11 @@ def audit_step(
     with turn(backend):
         result = process.run("tasks.replay", request, report, log=get_run_logger().info)
     progress(progress.total, str(result["verdict"]).upper())
+    return concluded(store, result)
+
+
+def concluded(store: str, result: Event) -> Audited:
+    """Show a verdict; AuditFailed unless it is a match."""
     _show(store, result)
     if result["exit_code"]:
         raise AuditFailed(result)

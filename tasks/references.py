@@ -126,6 +126,15 @@ class Audited(Reference):
     bad_copies: int
 
 
+class Scored(Reference):
+    """How a state did on tasks: the average share of right answers, and where the signed record lies."""
+
+    step: int
+    state: str
+    macro: float
+    record: str
+
+
 def absolute(address: str) -> str:
     """An address as it is; a relative folder is the project's."""
     return address if "://" in address else str(PROJECT / address)

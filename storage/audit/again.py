@@ -2,15 +2,16 @@
 
     python -m storage.audit.again PIECE BACKEND STORE_URI …     a URI for each copy
 
-PIECE: "initial", "step N" or a part of a step (pieces.py). One canonical JSON line a stage, and at the end one
-finding; nothing else.
+PIECE: "initial", "step N", a part of a step (pieces.py) or "held-out N" (held_out.py). One canonical JSON line a
+stage, and at the end one finding; nothing else.
 """
 
 import os
 import sys
 
-from storage.audit.certificate import PIECE
+from storage.audit.certificate import HELD_OUT, PIECE
 from storage.audit.confirm import Finding, Stage
+from storage.audit.held_out import find_held_out
 from storage.audit.pieces import find_piece
 from storage.audit.replay import INITIAL, find
 from storage.audit.verdict import AuditProgress, Report
@@ -23,6 +24,8 @@ def found(uris: list[str], piece: str, backend: str, report: Report) -> Finding:
     release = open_copies(uris)
     if PIECE.fullmatch(piece):
         return Finding.of(find_piece(release, piece, backend, report))
+    if HELD_OUT.fullmatch(piece):
+        return Finding.of(find_held_out(release, piece, backend, report))
     step = None if piece == INITIAL else int(piece.removeprefix("step "))
     return Finding.of(find(release, step, backend, report))
 

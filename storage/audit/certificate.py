@@ -17,14 +17,16 @@ from kernels.digest import DTYPES, digest, keyed
 from model.state import State
 from storage.audit.keys import Key, verify_signature
 from storage.errors import CertificateFault
+from storage.figures import Probe
 from storage.ledger import Entry, Ledger
 from storage.provenance import Provenance
 from storage.records import Count, Digest, Record, Signature, Text
-from storage.store import Store
+from storage.store import Store, object_digest
 
 MAX_CERTIFICATE = 1 << 16
 PURPOSE = "certificate"
 PIECE = re.compile(r"step (0|[1-9]\d{0,14}) (?:unit (0|[1-9]\d{0,3})|sum|update)", re.ASCII)  # a part of a step
+HELD_OUT = re.compile(r"held-out (0|[1-9]\d{0,14})", re.ASCII)  # the losses of a state on held-out windows
 
 
 class Beacon(Record):
@@ -46,7 +48,8 @@ class Body(Record):
     """What is claimed. predecessor: digest of the entry before; recorded: of the ledger's; reproduced: what came out.
 
     For the piece "initial" the predecessor is the run id, and recorded and reproduced are initial state roots. For a
-    part of a step (pieces.py) they are digests of what its opening says and of what came out.
+    part of a step (pieces.py) they are digests of what its opening says and of what came out. For "held-out k" they are
+    the digest of the record of state k's held-out losses, as a release lists it, and the record that came out.
     """
 
     kind: Literal["certificate"] = "certificate"
@@ -57,7 +60,7 @@ class Body(Record):
     step: Count | None  # of the compared entry: the piece's, or the first that did not match on the way
     predecessor: Digest
     recorded: Digest
-    reproduced: Entry | Digest
+    reproduced: Entry | Probe | Digest
     mix_root: Digest
     provenance: Provenance
     beacon: Beacon | None
@@ -145,6 +148,8 @@ def check(certificate: Certificate, ledger: Ledger, piece: str | None = None) ->
         _check_initial(body, ledger)
     elif PIECE.fullmatch(body.piece):
         _check_part(body, ledger)
+    elif HELD_OUT.fullmatch(body.piece):
+        _check_held_out(body, ledger)
     else:
         _check_step(body, ledger)
     return body
@@ -178,6 +183,20 @@ def _check_part(body: Body, ledger: Ledger) -> None:
     if body.draw is None or body.beacon is None or not isinstance(body.reproduced, str):
         raise CertificateFault(f"certificate: {body.piece} without the draw that chose it, or with a whole entry")
     _require("verdict", body.verdict, "match" if body.reproduced == body.recorded else "no-match")
+
+
+def _check_held_out(body: Body, ledger: Ledger) -> None:
+    step, found = int(body.piece.split()[1]), body.reproduced
+    if not isinstance(found, Probe):
+        raise CertificateFault(f"certificate: {body.piece} without the losses that came out")
+    if step > len(ledger):
+        raise CertificateFault(f"certificate: about state {step}, the ledger holds {len(ledger)} steps")
+    _require("step", (body.first_step, body.step, found.step), (step, None, step))
+    _require("predecessor", body.predecessor, ledger.link(step))
+    _require("state root", found.state, ledger.state_root(step))
+    _require("held-out root", found.held_out_root, ledger.header.held_out_root)
+    same = object_digest(found.canonical()) == body.recorded
+    _require("verdict", body.verdict, "match" if same else "no-match")
 
 
 def _check_step(body: Body, ledger: Ledger) -> None:

@@ -189,7 +189,7 @@ def judge(store: Store, data: bytes, backend: str, key: Key, report: Report = la
     )
 
 
-def _right(verdict: Verdict, found: Entry | None, accused: Entry | str) -> Right:
+def _right(verdict: Verdict, found: Entry | None, accused: object) -> Right:
     if verdict.outcome is Outcome.MATCH:
         return "ledger"
     if verdict.outcome is not Outcome.NO_MATCH or found is None:

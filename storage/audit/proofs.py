@@ -9,16 +9,18 @@ from types import ModuleType
 
 from model.state import root
 from storage import engine
-from storage.audit.certificate import PIECE, Body, piece_proof, replay_proof
+from storage.audit import held_out
+from storage.audit.certificate import HELD_OUT, PIECE, Body, piece_proof, replay_proof
 from storage.audit.confirm import confirmed
 from storage.audit.pieces import redo
 from storage.audit.replay import INITIAL, Replay, find, open_checked
 from storage.audit.verdict import AuditProgress, Outcome, Report
 from storage.engine import State
 from storage.errors import CertificateFault, Divergence, InputFault, MachineFault, Refused
+from storage.figures import Probe
 from storage.ledger import Entry
 from storage.run import Run, open_release
-from storage.store import Store
+from storage.store import Store, object_digest
 
 FAULTS = {
     Outcome.NO_MATCH: Divergence,
@@ -56,11 +58,14 @@ def check_proofs(store: Store, bodies: Sequence[Body], backend: str, report: Rep
     whole = [body for body in bodies if body.step is not None and not PIECE.fullmatch(body.piece)]
     for step in sorted({body.step for body in whole if body.step is not None}):
         _check_step(store, step, [body for body in whole if body.step == step], backend, report)
-    if parts:
+    measured = [body for body in bodies if HELD_OUT.fullmatch(body.piece)]
+    if parts or measured:
         engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
         run = open_checked(store)
         for piece in sorted({body.piece for body in parts}):
             _check_part(run, piece, [body for body in parts if body.piece == piece], backend, report)
+        for step in sorted({body.first_step for body in measured}):
+            _check_held_out(run, [body for body in measured if body.first_step == step], backend, report)
     if initial := [body for body in bodies if body.piece == INITIAL]:
         _check_initial(open_release(store), initial, engine.load_backend(backend))
 
@@ -89,6 +94,12 @@ def _check_part(run: Run, piece: str, bodies: Sequence[Body], backend: str, repo
         _compare(body, reproduced, made)
 
 
+def _check_held_out(run: Run, bodies: Sequence[Body], backend: str, report: Report) -> None:
+    found = held_out.redo(run, bodies[0].first_step, backend, report)
+    for body in bodies:
+        _compare(body, found.probe, found.proof(body.auditor))
+
+
 def _check_initial(run: Run, bodies: Sequence[Body], backend: ModuleType) -> None:
     state = engine.initial_state(run.spec, backend)
     found = root(state)[0]
@@ -96,10 +107,9 @@ def _check_initial(run: Run, bodies: Sequence[Body], backend: ModuleType) -> Non
         _compare(body, found, replay_proof(body.auditor, body.run, INITIAL, body.beacon, {}, state))
 
 
-def _compare(body: Body, found: Entry | str, made: str) -> None:
+def _compare(body: Body, found: Entry | Probe | str, made: str) -> None:
     if body.reproduced != found:
-        came = found.digest() if isinstance(found, Entry) else found
-        claimed = body.reproduced.digest() if isinstance(body.reproduced, Entry) else body.reproduced
+        came, claimed = _told(found), _told(body.reproduced)
         raise CertificateFault(
             f"certificate of key {body.auditor}: {body.piece} came out as {came} here, it claims {claimed}",
             cause="its auditor did not replay the step, or on a faulty machine",
@@ -111,3 +121,9 @@ def _compare(body: Body, found: Entry | str, made: str) -> None:
             cause="its auditor did not replay the step: the proof was invented, or copied from another's certificate",
             next_step="do not count this key",
         )
+
+
+def _told(came: Entry | Probe | str) -> str:
+    if isinstance(came, Probe):
+        return object_digest(came.canonical())
+    return came.digest() if isinstance(came, Entry) else came

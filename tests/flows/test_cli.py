@@ -20,7 +20,7 @@ from storage.errors import UsageError
 from tests.flows.conftest import result, verbatim
 
 COMMANDS = ("prepare", "reproduce-mix", "train", "publish", "audit", "sample", "witness", "coverage", "next")
-COMMANDS += ("verify", "accuse", "dispute", "docs", "doctor")
+COMMANDS += ("verify", "accuse", "dispute", "docs", "doctor", "evaluate", "score", "generate")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

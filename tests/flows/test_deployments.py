@@ -32,7 +32,7 @@ def load(entrypoint: str) -> Flow[..., Any]:
 
 
 def test_all_flows_are_declared() -> None:
-    wanted = {"pipeline", "prepare", "train", "publish", "audit-step", "nightly-sample", "reproduce-mix"}
+    wanted = {"pipeline", "prepare", "train", "publish", "audit-step", "nightly-sample", "reproduce-mix", "evaluate"}
     assert set(DEPLOYMENTS) == wanted
 
 

@@ -47,6 +47,16 @@ def test_four_kinds_of_text_come_from_three_package_managers() -> None:
     assert sum(file.size for file in pinned.values()) == 83_353_932
 
 
+def test_segments_end_where_tasks_are_asked(tmp_path: Path) -> None:
+    plan = recipes.load(str(tiny.recipe(tmp_path))).plan
+    every, old = plan.checkpoint_every, f"checkpoint_every: {plan.checkpoint_every}"
+    asked = recipes.load(str(changed(tmp_path, old, f"{old}\n  score_every: 2\n  tasks: deployments/olmes.yaml")))
+    assert asked.scored() == list(range(2 * every, asked.steps + 1, 2 * every)) and asked.scored()
+    assert set(asked.scored()) <= set(asked.stops()) and asked.stops()[-1] == asked.steps
+    with pytest.raises(UsageError, match="score_every is 2 and tasks ''; give both, or neither"):
+        recipes.load(str(changed(tmp_path, old, f"{old}\n  score_every: 2")))
+
+
 def test_a_name_or_a_path_may_be_given(tmp_path: Path) -> None:
     assert recipes.load("demo") == recipes.load(recipes.RECIPES / "demo.yaml")
     assert recipes.load(str(tiny.recipe(tmp_path))).steps == tiny.STEPS

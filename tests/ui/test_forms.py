@@ -80,7 +80,16 @@ def test_the_list_shows_every_deployment_and_asks_no_other_host(page: Page, serv
     asked = set[str]()
     page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
     page.goto(f"{served.url}/deployments", wait_until="domcontentloaded")
-    for name in ("audit-step", "nightly-sample", "pipeline", "prepare", "publish", "reproduce-mix", "train"):
+    for name in (
+        "audit-step",
+        "evaluate",
+        "nightly-sample",
+        "pipeline",
+        "prepare",
+        "publish",
+        "reproduce-mix",
+        "train",
+    ):
         page.get_by_role("link", name=name, exact=True).wait_for()
     page.screenshot(path=shots / "deployments.png")
     assert asked - {""} == {urlsplit(served.url).netloc}

@@ -1,0 +1,153 @@
+"""Scores on tasks, as OLMES has them: which tasks, and the signed record of how many answers were right.
+
+    <tasks>.yaml                         tasks: where the data lie, how a question reads, how completions are compared
+    evaluations/<state>-<digest>.json    {"body": {run, step, state, tasks, scores, …}, "signature": the evaluator's}
+
+A record holds integers and digests and no time, so that whoever evaluates again with the same key has the same bytes.
+Of two formulations the better one counts, as OLMES says (arXiv 2406.08446); the macro average is over tasks.
+Log-probabilities are sums of floats: unlike held-out losses, scores are not promised to be equal on other machines.
+"""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kernels import canonical
+from kernels.digest import digest
+from storage.audit.keys import Key, verify_signature
+from storage.errors import CertificateFault, InputFault, UsageError
+from storage.ledger import Ledger
+from storage.named import read_file
+from storage.records import Count, Digest, Record, Signature, Text, first
+from storage.store import Store, create_same, object_digest
+
+PURPOSE = "evaluation"
+MAX_RECORD, MAX_TASKS = 1 << 20, 1 << 20
+
+
+class Task(BaseModel):
+    """Where a task's data lie and how they are asked. question, choices and answer (a number from 0) are expressions of
+    Jinja over a row's columns; completion: how choices of different lengths are compared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
+    dataset: str  # on the Hugging Face hub; or json, with files
+    subset: str | None = None
+    files: dict[str, str] = {}  # by split, beside the file of tasks
+    split: str
+    examples: str  # the split whose first rows come before each question
+    shots: int = Field(default=5, ge=0, le=64)
+    limit: int | None = Field(default=None, ge=1)  # questions, the first of the split
+    question: str
+    choices: str
+    answer: str
+    completion: Literal["acc", "acc_norm", "acc_mutual_info"]
+
+
+class Score(Record):
+    """Right answers of so many questions, by formulation; asked: a digest of the prompts and answers of each."""
+
+    questions: Count
+    right: dict[str, Count]
+    asked: dict[str, Digest]
+
+    def share(self) -> Fraction:
+        """Of the better formulation."""
+        return Fraction(max(self.right.values()), self.questions)
+
+
+class Body(Record):
+    """What was evaluated and what came out. tasks: digest of the tasks as they were asked for."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    run: Digest
+    step: Count
+    state: Digest
+    tasks: Digest
+    scores: dict[str, Score]
+    packages: dict[str, Text]
+    evaluator: Digest
+
+    def macro(self) -> Fraction:
+        """The mean of the tasks' shares."""
+        return sum((score.share() for score in self.scores.values()), Fraction(0)) / len(self.scores)
+
+
+class Evaluation(Record):
+    """A body and the evaluator's signature of it."""
+
+    body: Body
+    signature: Signature
+
+
+def load_tasks(path: Path) -> list[Task]:
+    """The tasks of a YAML file, local files made absolute; UsageError for a bad file, InputFault for missing data."""
+    try:
+        document = yaml.safe_load(read_file(path, MAX_TASKS))
+        tasks = [Task.model_validate(task) for task in document["tasks"]]
+    except OSError as error:
+        raise UsageError(f"the tasks {path} cannot be read: {error.strerror}", cause="a wrong name") from None
+    except ValidationError as error:
+        raise UsageError(f"{path} holds a task that is none: {first(error)}") from None
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is no file of tasks: {str(error)[:300]}") from None
+    if not tasks or len({task.name for task in tasks}) < len(tasks):
+        raise UsageError(f"{path} must hold tasks, each with a name of its own")
+    return [_placed(task, path.parent) for task in tasks]
+
+
+def _placed(task: Task, folder: Path) -> Task:
+    files = {split: str((folder / name).absolute()) for split, name in task.files.items()}
+    for split, name in files.items():
+        if not Path(name).is_file():
+            raise InputFault(
+                f"task {task.name}: its data for {split} are missing: there is no {name}",
+                cause="the file was not fetched, or the tasks were moved without it",
+                next_step="put it there, or take the task out of the file",
+            )
+    return task.model_copy(update={"files": files})
+
+
+def tasks_digest(tasks: list[Task]) -> str:
+    """Of all that is asked for, but where local files lie: of what they hold a score has its own digest."""
+    named = [task.model_dump() | {"files": {s: Path(name).name for s, name in task.files.items()}} for task in tasks]
+    return digest(canonical.dumps(named), "tasks")
+
+
+def save(store: Store, body: Body, key: Key) -> str:
+    """Sign and write the record; its key in the store."""
+    data = Evaluation(body=body, signature=key.sign(body.canonical(), PURPOSE)).canonical()
+    where = f"evaluations/{body.step:08d}-{object_digest(data)[:16]}.json"
+    create_same(store, where, data)
+    return where
+
+
+def parse(data: bytes, where: str, ledger: Ledger) -> Body:
+    """The body of a record of this run; CertificateFault for a wrong signature, run or state."""
+    record = Evaluation.parse(data, where, CertificateFault)
+    body = record.body
+    if not verify_signature(body.evaluator, record.signature, body.canonical(), PURPOSE):
+        raise CertificateFault(f"{where}: the signature is not that of key {body.evaluator} over this content")
+    recorded = ledger.state_root(body.step) if body.step <= len(ledger) else "none"
+    for what, found, expected in (("run", body.run, ledger.run_id), ("state root", body.state, recorded)):
+        if found != expected:
+            raise CertificateFault(
+                f"{where}: its {what} is {found}, expected {expected}",
+                cause="it is of another run, or of a state that this ledger does not record",
+            )
+    return body
+
+
+def scores_of(store: Store, ledger: Ledger) -> dict[int, list[Body]]:
+    """Every record in `store`, an evaluator's or a release's, of this run, by step: what account and page may show."""
+    found: dict[int, list[Body]] = {}
+    for key in store.list("evaluations/"):
+        data = store.read(key, limit=MAX_RECORD)
+        if Evaluation.parse(data, key, CertificateFault).body.run == ledger.run_id:
+            body = parse(data, key, ledger)
+            found.setdefault(body.step, []).append(body)
+    return found
