@@ -48,6 +48,10 @@ class StorageError(VerbatimError):
     """The store could not do what was asked: disk full, no permission, a broken file system."""
 
 
+class NoPermission(StorageError):
+    """This user may not read, list or write one file or folder of a store; the others may be open to it."""
+
+
 class Halted(VerbatimError):
     """The spike protocol stopped the run: going on would train on a diverging model."""
 

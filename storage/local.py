@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import InputFault, MissingObject, StorageError
+from storage.errors import InputFault, MissingObject, NoPermission, StorageError
 from storage.objects import (
     MAX_KEY,
     MAX_OBJECT,
@@ -137,7 +137,8 @@ def _explained(uri: str, key: str, error: OSError) -> InputFault | StorageError:
         errno.EROFS: ("the file system is read-only", "choose another folder"),
     }
     cause, next_step = reasons.get(error.errno or 0, ("", ""))
-    return StorageError(
+    kind = NoPermission if isinstance(error, PermissionError) else StorageError
+    return kind(
         f"{uri}: {key}: {error.strerror or error}; nothing half-written is left", cause=cause, next_step=next_step
     )
 
@@ -242,5 +243,7 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
         return list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except PermissionError as error:
+        raise NoPermission(f"{folder}: {error.strerror}", cause="no permission to list this folder") from error
     except OSError as error:
-        raise StorageError(f"{folder}: {error.strerror}", cause="no permission to list this folder") from error
+        raise StorageError(f"{folder}: {error.strerror}", cause="the disk or its file system is damaged") from error

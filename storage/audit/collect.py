@@ -1,11 +1,12 @@
 """Collecting what is said about a run's audits: every record of it in any number of stores, each one checked.
 
 Stores are an auditor's, a witness's, the trainer's, or a release, which may hold records under audits/: those that its
-list names, and whatever came later. A record that does not check out is told and counts for nothing; one that
-contradicts the ledger with the trainer's signature is a finding against the run (states.py).
+list names, and whatever came later. A record that does not check out, or that this user may not read, is told and
+counts for nothing; one that contradicts the ledger with the trainer's signature is a finding against the run
+(states.py).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,9 +17,9 @@ from storage.audit.dispute import read as read_dispute
 from storage.audit.draw import MAX_DRAW, Draw, parse_draw
 from storage.audit.statement import MAX_STATEMENT, Missed, Statement, check_night, parse_night
 from storage.audit.witness import Witness, parse_witness
-from storage.errors import CertificateFault, Equivocation, InputFault
+from storage.errors import CertificateFault, Equivocation, InputFault, NoPermission
 from storage.ledger import Ledger
-from storage.store import Store
+from storage.store import Store, object_digest
 
 BASES = ("", "audits/")  # where records lie: in a store of their own, in a release
 
@@ -44,7 +45,7 @@ class Evidence:
 def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
     """Everything that the stores hold about this run."""
     collector = _Collector(ledger)
-    for store in stores:
+    for store in {store.uri: store for store in stores}.values():
         for base in BASES:
             collector.read(store, base)
     collector.take_draws()
@@ -54,7 +55,7 @@ def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
 class _Collector:
     def __init__(self, ledger: Ledger) -> None:
         self.found = Evidence()
-        self._ledger, self._seen = ledger, set[bytes]()
+        self._ledger, self._seen = ledger, set[str]()
         self._draws: dict[str, tuple[Draw, bytes]] = {}
 
     def read(self, store: Store, base: str) -> None:
@@ -67,14 +68,18 @@ class _Collector:
             ("certificates/", MAX_CERTIFICATE, self._certificate),
             ("disputes/", MAX_DISPUTE, self._dispute),
         ):
-            keys = store.list(base + folder)
-            number[store.uri] = number.get(store.uri, 0) + len(keys)
-            for key in keys:
-                where = f"{store.uri}: {key}"
-                with self._told(where):
-                    data = store.read(key, limit=limit)
-                    if self._is_new(data):
-                        take(data, where)
+            with self._told(f"{store.uri}: {base}{folder}"):
+                keys = store.list(base + folder)
+                number[store.uri] = number.get(store.uri, 0) + len(keys)
+                self._read_all(store, keys, limit, take)
+
+    def _read_all(self, store: Store, keys: list[str], limit: int, take: Callable[[bytes, str], None]) -> None:
+        for key in keys:
+            where = f"{store.uri}: {key}"
+            with self._told(where):
+                data = store.read(key, limit=limit)
+                if self._is_new(data):
+                    take(data, where)
 
     def take_draws(self) -> None:
         """Check the draws that were read, their beacons' values together."""
@@ -89,12 +94,13 @@ class _Collector:
             yield
         except Equivocation as error:
             self.found.against.append(error.message)
-        except InputFault as error:
+        except (InputFault, NoPermission) as error:
             self.found.faulty[where] = error.message
 
     def _is_new(self, data: bytes) -> bool:
-        new = data not in self._seen
-        self._seen.add(data)
+        digest = object_digest(data)  # a stranger's disputes are too long to be held
+        new = digest not in self._seen
+        self._seen.add(digest)
         return new
 
     def _night(self, data: bytes, where: str) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from flows import sampling
+from flows import coverage, sampling
 from kernels import canonical
 from storage.audit import drand
 from storage.audit.beacon import Own, Quicknet
@@ -381,3 +383,32 @@ def test_a_name_with_letters_that_nobody_sees_is_refused(tmp_path: Path, name: s
     path.write_text(f"{'a' * 64} {name}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
         load_named(path)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_this_user_may_not_read_is_told_and_passed_over(
+    book: Book, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = book.draw()
+    for who in ("anna", "babak"):
+        book.certify(who, draw.steps[0], draw=draw.reference())
+    closed = book.records.path(book.records.list("certificates/")[0])
+    closed = closed if what == "file" else closed.parent
+    honest_open, honest_scandir = os.open, os.scandir
+
+    def opened(path: str | Path, *arguments: int, **options: int) -> int:
+        if Path(path).name == closed.name and what == "file":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest_open(path, *arguments, **options)
+
+    def scanned(path: Path) -> Any:
+        if path == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest_scandir(path)
+
+    monkeypatch.setattr(os, "open", opened)  # for root no mode closes a file
+    monkeypatch.setattr(os, "scandir", scanned)
+    report = coverage.report(str(book.published.root), [str(book.records.root)], None)
+    ((where, why),) = report["faulty"].items()
+    assert closed.name in where and "Permission denied" in why
+    assert (report["exit_code"], report["certificates"], len(report["drawn"])) == (0, int(what == "file"), 2)
