@@ -14,9 +14,8 @@ from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import EXAMPLES, first_for
 from storage.audit.keys import Key, load_or_create_key
 from storage.audit.named import Named, load_named
-from storage.audit.opened import is_open
 from storage.audit.standing import Standing, standing
-from storage.audit.states import STATES, DrawnStep, drawn_steps, opened, parts
+from storage.audit.states import STATES, DrawnStep, parts
 from storage.errors import Divergence, InputFault
 from storage.ledger import Entry, Ledger
 from storage.page.report import write_report
@@ -101,7 +100,8 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     if rows:
         yield f"{'date':10}  {'step':>6}  {'state':10}  {'by':24}  drawn on"
     for row in rows[-SHOWN:]:
-        by = ", ".join([*row["names"], *row["parts"], *_unlisted(row)]) or "nobody"
+        against = [f"{name} (no match)" for name in row["against"]]
+        by = ", ".join([*row["names"], *row["parts"], *against, *_unlisted(row)]) or "nobody"
         yield f"{row['date']:10}  {row['step']:6}  {row['state']:10}  {by:24}  {row['basis']}"
     if (more := len(rows) - SHOWN) > 0:
         yield f"and {more} earlier ones: --json lists them all"
@@ -129,28 +129,25 @@ def _proven(found: dict[str, Any]) -> Iterator[str]:
 def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> dict[str, Any]:
     """What this machine's auditor should take: {key, of, step, date, state, unit}; step None: nothing is left.
 
-    of: how many drawn steps are open to the key. unit: of a step that was opened, one that nobody audited, else None.
+    of: how many drawn steps are open to the key. unit: of a step that was opened, one that neither this key nor a named
+    one audited, else None: a stranger's certificate keeps nobody from looking.
     """
     release, ledger, evidence, names = _collected(store, records, named)
     auditor, bodies = load_or_create_key(keys, "auditor"), evidence.certificates
     key = auditor.public
     own = {body.step for body in bodies if body.auditor == key and isinstance(body.reproduced, Entry)}
-    open_to = [
-        row
-        for row in drawn_steps(evidence, ledger, names, opened(release), datetime.now(UTC))
-        if row.state != "confirmed" and row.step not in own
-    ]
+    found = standing(release, ledger, evidence, names, datetime.now(UTC))
+    open_to = [row for row in found.rows if row.state != "confirmed" and row.step not in own]
     row = _choose(open_to, auditor, ledger.run_id)
     if row is None:
         return {"key": key, "of": 0, "step": None}
-    unit = _unit(release, ledger, row.step, auditor, parts(bodies).get(row.step, set()))
+    done = parts([body for body in bodies if body.auditor == key or body.auditor in names]).get(row.step, set())
+    unit = _unit(ledger, row.step, auditor, done) if row.step in found.opened else None
     return {"key": key, "of": len(open_to), "step": row.step, "date": row.date, "state": row.state, "unit": unit}
 
 
-def _unit(release: Store, ledger: Ledger, step: int, key: Key, done: set[str]) -> int | None:
-    """The unit of an opened step that this key should take; None where the step is not opened or all were taken."""
-    if not is_open(release, step):
-        return None
+def _unit(ledger: Ledger, step: int, key: Key, done: set[str]) -> int | None:
+    """The unit of an opened step that this key should take; None where all were taken."""
     units = -(-ledger[step].windows // ledger.header.run_spec().numerics.unit_windows)
     left = [unit for unit in range(units) if f"unit {unit}" not in done]
     return first_for(key, f"{ledger.run_id} step {step}", left) if left else None

@@ -38,11 +38,10 @@ def is_open(release: Store, step: int) -> bool:
 
 def opened_steps(release: Store) -> frozenset[int]:
     """Steps that have an opening beside any copy of the release; a copy that cannot be asked has none."""
-    found: set[int] = set()
-    for store in opened_beside(release).stores:
-        with suppress(StorageError):
-            found |= {int(match[1]) for match in map(_KEY.fullmatch, store.list("openings/")) if match}
-    return frozenset(found)
+    keys: list[str] = []
+    with suppress(StorageError):
+        keys = opened_beside(release).list("openings/")
+    return frozenset(int(match[1]) for match in map(_KEY.fullmatch, keys) if match)
 
 
 def published_states(release: Store) -> list[tuple[int, Store]]:

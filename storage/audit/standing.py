@@ -20,7 +20,8 @@ COUNTS_AGAINST = ("two histories", "two statements", "called missed", "dropped",
 class Standing:
     """rows: every drawn step; levels: "", "attested", "confirmed" or "disputed" of every step, drawn or not.
 
-    opened: steps whose states were published in answer to a draw. waiting: nights whose round is still to come.
+    opened: steps of which an opening lies beside the run; whether it is sound, whoever audits by it finds out. waiting:
+    nights whose round is still to come.
     """
 
     now: datetime
@@ -52,8 +53,8 @@ class Standing:
 
 def standing(release: Store, ledger: Ledger, evidence: Evidence, named: Named, now: datetime) -> Standing:
     """The standing of the run in `release` by this evidence."""
-    rows = drawn_steps(evidence, ledger, named, opened(release), now)
     audited = Audited.of(evidence.certificates, named, len(ledger))
+    rows = drawn_steps(evidence, ledger, named, audited, opened(release), now)
     return Standing(
         now=now.astimezone(UTC),
         named=named,

@@ -29,7 +29,7 @@ STATES = {
     "overdue": "its deadline passed; the state before it is published, but no named key has audited it",
     "attested": "one named key, or several on one backend, replayed it: it matches",
     "confirmed": "two named keys on two distinct backends replayed it: it matches",
-    "disputed": "a named key replayed it, and it does not match",
+    "disputed": "a named key replayed it or a part of it, and that does not match",
 }
 WITNESSED = "witnessed by "
 PROOFS = ("two histories", "two statements", "called missed")
@@ -51,8 +51,9 @@ class DrawnStep:
     """A drawn step: on whose word the draw rests, and who answered.
 
     among: how many steps the run had by the statement: none after them could be drawn.
-    parts: parts of the step ("unit 3", "sum") that matched for named keys, which do not attest the whole. unlisted: how
-    many certificates of keys without a name there are of it or a part of it.
+    parts: parts of the step ("unit 3", "sum") that matched for named keys, which do not attest the whole. against: the
+    named keys for which the step, or a part of it, did not match. unlisted: how many certificates of keys without a
+    name there are of it or a part of it.
     """
 
     date: str
@@ -63,6 +64,7 @@ class DrawnStep:
     names: tuple[str, ...]
     backends: tuple[str, ...]
     parts: tuple[str, ...]
+    against: tuple[str, ...]
     unlisted: int
 
     @property
@@ -88,11 +90,12 @@ def opened(store: Store) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Audited:
-    """What named keys say of each step: how often it matched, which parts of it did, and whether it did not."""
+    """What named keys say of each step: how often it matched, which parts of it did, and for whom it, or a part, did
+    not."""
 
     matches: list[list[Match]]
     parts: dict[int, set[str]]
-    mismatches: frozenset[int]
+    mismatches: dict[int, set[str]]
 
     @classmethod
     def of(cls, bodies: list[Body], named: Named, steps: int) -> Self:
@@ -102,9 +105,11 @@ class Audited:
         for match in matching(bodies, named):
             for step in range(match.first, match.last + 1):
                 matches[step].append(match)
-        return cls(
-            matches, parts(bodies), frozenset(b.step for b in bodies if b.verdict == "no-match" and b.step is not None)
-        )
+        mismatches: dict[int, set[str]] = {}
+        for body in bodies:
+            if body.verdict == "no-match" and body.step is not None:
+                mismatches.setdefault(body.step, set()).add(named[body.auditor])
+        return cls(matches, parts(bodies), mismatches)
 
     def level(self, step: int) -> str:
         """ "disputed"; "confirmed" by two names on two backends; "attested" by any; "" where nobody audited it."""
@@ -117,10 +122,9 @@ class Audited:
 
 
 def drawn_steps(
-    evidence: Evidence, ledger: Ledger, named: Named, published: Collection[int], now: datetime
+    evidence: Evidence, ledger: Ledger, named: Named, audited: Audited, published: Collection[int], now: datetime
 ) -> list[DrawnStep]:
-    """The state of every drawn step, by date and step. published: see opened()."""
-    audited = Audited.of(evidence.certificates, named, len(ledger))
+    """The state of every drawn step, by date and step. audited: by the evidence; published: see opened()."""
     unlisted = Counter(body.step for body in evidence.certificates if body.auditor not in named)
     words = _words(evidence)
     rows = []
@@ -139,6 +143,7 @@ def drawn_steps(
                     names=tuple(sorted(names)),
                     backends=tuple(sorted(backends)),
                     parts=tuple(sorted(audited.parts.get(step, ()))),
+                    against=tuple(sorted(audited.mismatches.get(step, ()))),
                     unlisted=unlisted[step],
                 )
             )
@@ -153,18 +158,22 @@ def deadline(draw: Draw) -> datetime:
 def counted(bodies: list[Body], named: Named) -> list[Body]:
     """Certificates by named keys, without those that show a proof of replay which another named key shows too."""
     listed = [body for body in bodies if body.auditor in named]
-    shown: dict[str, set[str]] = {}
-    for body in listed:
-        shown.setdefault(body.proof, set()).add(body.auditor)
+    shown = _shown(listed)
     return [body for body in listed if len(shown[body.proof]) == 1]
 
 
 def copies(bodies: list[Body]) -> list[str]:
     """Which keys show one proof of replay: it is keyed by the auditor, so all but one of them copied it."""
+    same = (sorted(keys) for keys in _shown(bodies).values() if len(keys) > 1)
+    return [f"keys {' and '.join(keys)} show one proof of replay" for keys in same]
+
+
+def _shown(bodies: list[Body]) -> dict[str, set[str]]:
+    """Proof of replay → the keys that show it."""
     shown: dict[str, set[str]] = {}
     for body in bodies:
         shown.setdefault(body.proof, set()).add(body.auditor)
-    return [f"keys {' and '.join(sorted(keys))} show one proof of replay" for keys in shown.values() if len(keys) > 1]
+    return shown
 
 
 def matching(bodies: list[Body], named: Named) -> Iterator[Match]:

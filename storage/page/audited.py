@@ -93,6 +93,7 @@ def draws(standing: Standing) -> str:
 
 def _draw(row: DrawnStep, beacon: str) -> tuple[str, ...]:
     who = [name(who) for who in row.names] + [text(part) for part in row.parts]
+    who += [f"{name(who)} (no match)" for who in row.against]
     who += [f"{row.unlisted:,} unlisted"] if row.unlisted else []
     on = f" ({text(', '.join(row.backends))})" if row.backends else ""
     by = (", ".join(who) or "nobody") + on

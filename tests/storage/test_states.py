@@ -15,10 +15,11 @@ from storage.audit.certificate import save_certificate, sign
 from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import Proven, first_for, proven
 from storage.audit.keys import Key
-from storage.audit.named import load_named
+from storage.audit.named import Named, load_named
 from storage.audit.settle import settle
+from storage.audit.standing import standing
 from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
-from storage.audit.states import Audited, DrawnStep, Finding, copies, drawn_steps, findings, opened
+from storage.audit.states import Audited, DrawnStep, Finding, copies, findings, opened
 from storage.audit.witness import bear_witness
 from storage.errors import UsageError
 from storage.store import LocalStore, MemoryStore, Store
@@ -35,7 +36,10 @@ class Scene(Book):
         return collect([self.records, *more], self.ledger)
 
     def rows(self, *names: str, now: datetime = SOON) -> list[DrawnStep]:
-        return drawn_steps(self.evidence(), self.ledger, self.named(*names), opened(self.published), now)
+        return self.rows_for(self.named(*names), now)
+
+    def rows_for(self, named: Named, now: datetime = SOON) -> list[DrawnStep]:
+        return standing(self.published, self.ledger, self.evidence(), named, now).rows
 
     def kinds(self, *more: Store, now: datetime) -> list[tuple[str, str]]:
         return [(found.kind, found.date) for found in findings(self.evidence(*more), {}, now)]
@@ -109,6 +113,18 @@ def test_a_no_match_of_a_named_key_disputes_the_step(scene: Scene) -> None:
     assert [both.level(step) for step in (4, 5, 6, 7)] == ["", "confirmed", "confirmed", "disputed"]
 
 
+def test_a_part_that_does_not_match_disputes_its_step_and_says_for_whom(scene: Scene) -> None:
+    draw = scene.draw(count=12)
+    one, other = "1" * 64, "2" * 64
+    of = {"piece": "step 6 unit 1", "recorded": one, "draw": draw.reference(), "beacon": draw.beacon}
+    scene.certify("ada", 6)
+    scene.certify("ben", 6, verdict="no-match", reproduced=other, **of)
+    row = next(row for row in scene.rows("ada", "ben") if row.step == 6)
+    assert (row.state, row.names, row.against, row.parts) == ("disputed", ("ada",), ("ben",), ())
+    unnamed = next(row for row in scene.rows("ada") if row.step == 6)
+    assert (unnamed.state, unnamed.against, unnamed.unlisted) == ("attested", (), 1)
+
+
 def test_a_copied_proof_counts_for_nobody_among_the_named_and_harms_nobody_from_outside(scene: Scene) -> None:
     body = scene.certify("ada", 6)
     thief = scene.key("thief")
@@ -129,8 +145,7 @@ def test_whom_a_draw_rests_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> 
     assert {row.basis for row in scene.rows("zoe")} == {"witnessed by zoe"}
     assert {row.basis for row in scene.rows()} == {"seen by keys without a name"}
     same = {scene.key("zoe").public: "Zoe", key.public: "Zoe"}  # the trainer by another key
-    rows = drawn_steps(scene.evidence(), scene.ledger, same, frozenset(), SOON)
-    assert {row.basis for row in rows} == {"trainer's word"}
+    assert {row.basis for row in scene.rows_for(same)} == {"trainer's word"}
 
 
 def test_a_statement_without_a_draw_counts_against_the_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +309,7 @@ def test_draws_by_early_heads_prove_nothing_of_later_steps(scene: Scene) -> None
 
 def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> None:
     def row(step: int, state: str) -> DrawnStep:
-        return DrawnStep(DATE, step, 40, "trainer's word", state, (), (), (), 0)
+        return DrawnStep(DATE, step, 40, "trainer's word", state, (), (), (), (), 0)
 
     rows = [row(number, state) for number, state in enumerate(states.STATES)] + [row(4, "confirmed")]
     assert proven(rows, 40) == Proven(2, 4, 2, 40, ((40, 2),))

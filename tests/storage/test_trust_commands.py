@@ -174,6 +174,10 @@ def test_coverage_of_a_disputed_step(desk: Desk) -> None:
     assert desk.run("coverage")["levels"].count("disputed") == 0
     found = desk.run("coverage", "--named", desk.file_of("ada"), expect=10)
     assert found["levels"][6] == "disputed"
+    (step,) = desk.draw(today(), 1).steps
+    desk.certify("ada", step, verdict="no-match", reproduced=desk.ledger[step].model_copy(update={"loss": "40000000"}))
+    (row,) = desk.run("coverage", "--named", desk.file_of("ada"), expect=10)["drawn"]
+    assert (row["state"], row["against"]) == ("disputed", ["ada"]) and "  ada (no match)  " in desk.said
 
 
 def test_next_names_a_step_for_this_key_until_nothing_is_left(desk: Desk) -> None:
@@ -203,6 +207,17 @@ def test_next_names_a_unit_of_an_opened_step(desk: Desk) -> None:
     desk.published.create(f"opened/openings/{step:08d}.json", b"{}")
     units = {desk.run("next", who=f"auditor-{number}")["unit"] for number in range(6)}
     assert units == {0, 1} and f"--step {step} --unit " in desk.said  # the step has two windows, one in each unit
+
+
+def test_a_stranger_s_certificate_of_a_unit_keeps_nobody_from_it(desk: Desk) -> None:
+    draw = desk.draw(today(), 1)
+    (step,) = draw.steps
+    desk.published.create(f"opened/openings/{step:08d}.json", b"{}")
+    one = {"recorded": "1" * 64, "reproduced": "1" * 64, "draw": draw.reference(), "beacon": draw.beacon}
+    for unit in (0, 1):
+        desk.certify("mallory", step, piece=f"step {step} unit {unit}", **one)
+    assert desk.run("next", who="ada")["unit"] in (0, 1)
+    assert desk.run("next", "--named", desk.file_of("mallory"), who="ada")["unit"] is None
 
 
 def test_verify_takes_statements_and_draws_and_sets_them_beside_each_other(desk: Desk, tmp_path: Path) -> None:
