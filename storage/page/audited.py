@@ -16,11 +16,14 @@ KEPT = 2000  # rows of a table at most
 def result(standing: Standing, steps: int) -> tuple[str, str]:
     """(kind, sentences): "bad", "open" or "good", for a reader who reads no more than this."""
     disputed = [f"{step:,}" for step, level in enumerate(standing.levels) if level == "disputed"]
+    bad = []
     if number := len(standing.against):
-        return "bad", f"{count(number, 'fact counts', 'facts count')} against this run: they stand below."
+        bad.append(f"{count(number, 'fact counts', 'facts count')} against this run: see below.")
     if disputed:
         where = ", ".join(disputed[:5]) + (", …" if len(disputed) > 5 else "")
-        return "bad", f"A key that this page counts found <strong>no match</strong> at step {where}."
+        bad.append(f"A key that this page counts found <strong>no match</strong> at step {where}.")
+    if bad:
+        return "bad", " ".join(bad)
     unanswered, found = standing.states["unanswered"], standing.proven
     late = f" {count(unanswered, 'drawn step')} went unanswered." if unanswered else ""
     if found.smallest is None:
@@ -42,12 +45,20 @@ def _good(standing: Standing, steps: int) -> str:
 
 
 def against(standing: Standing) -> str:
-    """What counts against the run, nights that were missed, records that count for nothing."""
+    """What counts against the run, nights that were missed, disputes, records that count for nothing."""
     rows = [(moment(f.date or "at any date"), text(f.kind), text(f.says)) for f, _ in shortened(standing.findings)]
     parts = [table(("Night", "What", "Found"), rows)] if rows else []
+    evidence = standing.evidence
     told = [f"Copied: {text(said)}." for said in standing.copied]
-    faulty = [f"Not counted: {text(where)}: {text(why)}." for where, why in sorted(standing.evidence.faulty.items())]
-    told += [item if not left else f"{left:,} more." for item, left in shortened(faulty)]
+    disputes = [
+        f"Dispute of step {body.step:,}, by {_whose(standing, body.auditor)}, which anyone can judge by "
+        f"<code>verbatim dispute</code>: {text(where)}."
+        for where, body in sorted(evidence.disputes.items())
+        if body.step is not None
+    ]
+    faulty = [f"Not counted: {text(where)}: {text(why)}." for where, why in sorted(evidence.faulty.items())]
+    for items in (disputes, faulty):
+        told += [item if not left else f"{left:,} more." for item, left in shortened(items)]
     parts += ["<ul>" + "".join(f"<li>{item}</li>" for item in told) + "</ul>"] if told else []
     return section("against", "What speaks against it", *parts)
 
@@ -110,6 +121,11 @@ def certificates(standing: Standing) -> str:
     return section("certificates", "Certificates", _newest(heads, rows, ()), _keys(standing, bodies))
 
 
+def _whose(standing: Standing, key: str) -> str:
+    """The name of a key that is counted, else that it has none."""
+    return name(standing.named.get(key, f"unlisted key {key[:16]}"))
+
+
 def _certificate(body: Body, standing: Standing) -> tuple[str, ...]:
     passed = f", and {body.step - body.first_step:,} before it" if body.step and body.first_step < body.step else ""
     return (
@@ -139,7 +155,7 @@ def seen_heads(standing: Standing) -> Iterator[str]:
     for statement in sorted(standing.evidence.statements, key=lambda s: s.body.date, reverse=True):
         seen = sorted({w.body.witness for w in standing.evidence.witnesses if in_time(w, statement)})
         if seen:
-            who = ", ".join(name(standing.named.get(key, f"unlisted key {key[:16]}")) for key in seen)
+            who = ", ".join(_whose(standing, key) for key in seen)
             yield f"the head after {count(statement.body.step, 'step')}, on {text(statement.body.date)}, by {who}"
             return
 

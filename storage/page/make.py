@@ -1,6 +1,6 @@
 """The report page: one HTML file, whole in itself, the same bytes from the same run, records and time.
 
-    index.html of a release      published with the run; it knows no audits that came later
+    index.html of a release      published with the run; it counts no audits, not even those that are published with it
     verbatim coverage --page     the same page by whoever makes it, with the draws and certificates that he collected
 
 It loads nothing: a policy in its head forbids every address, and every script and style but the two in it, by digest.
@@ -93,8 +93,9 @@ def _links(body: str) -> str:
 
 def _published() -> str:
     return (
-        "This page came with the run and knows no audit of it, so it proves nothing: whoever doubts a step can replay "
-        "it, from what lies here alone."
+        "This page came with the run and counts no audits, not even those whose records came with it, so it proves "
+        "nothing: <code>verbatim coverage</code> makes it with them, for the keys that you count. Whoever doubts a "
+        "step can replay it, from what lies here alone."
     )
 
 

@@ -82,10 +82,14 @@ def classes(place: Place) -> str:
         if kind := class_of(key):
             keys[kind].append(key)
     rows = [_class(place, kind, found) for kind, found in keys.items()]
+    signed = f"{place.link(RELEASE_KEY)}, signed by the trainer, lists every object with its digest."
+    unsigned = (
+        f"There is no {RELEASE_KEY}: this is not a finished publication, and nobody signed a list of its objects."
+    )
     return section(
         "here",
         "What is here",
-        f"<p>{place.link(RELEASE_KEY)}, signed by the trainer, lists every object with its digest.</p>",
+        f"<p>{signed if RELEASE_KEY in place.sizes else unsigned}</p>",
         table(("Class", "What it is", "Objects", "Bytes"), rows, (2, 3)),
     )
 

@@ -17,6 +17,7 @@ from storage.page.history import History
 from storage.page.markup import count, section, table
 
 MAX_NOTES = 20_000  # steps with more to say; the tables below the map go on
+MAX_LINES = 12  # of one step: strangers' certificates are without number
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ MARKS = (
         "opened",
         "opened",
         "M4 2a2 2 0 1 0 .01 0z",
-        "The states before and after it were published, each equal to the ledger's root. Its parts can be audited "
-        "alone; until they are, nothing is proven of how one state came from the other.",
+        "Someone published the states before and after it. Whoever reads them compares them with the ledger's roots, "
+        "and can audit its parts alone; until that is done, nothing is proven.",
     ),
     Mark(
         "part",
@@ -106,7 +107,8 @@ MARKS = (
         "disputed",
         "no match",
         "M1.8 1.8l4.4 4.4M6.2 1.8L1.8 6.2",
-        "A counted key replayed it, and another entry came out. Ledger or auditor is wrong: a dispute tells which.",
+        "A counted key replayed it, or a part of it, and something else came out. Ledger, opening or auditor is wrong: "
+        "an audit of the whole step by another, or a dispute, tells which.",
     ),
 )
 NUMBER = {mark.name: number for number, mark in enumerate(MARKS)}
@@ -156,17 +158,19 @@ def colours(bits: np.ndarray) -> Counter[int]:
 
 
 def notes(history: History, standing: Standing | None) -> dict[int, list[str]]:
-    """What more there is to say of some steps, as plain text, at most MAX_NOTES of them."""
+    """What more there is to say of some steps, as plain text, at most MAX_NOTES of them; of keys that count first."""
     found: dict[int, list[str]] = {}
     for entry in history.ledger:
         if entry.event:
             found.setdefault(entry.step, []).append(EVENTS[entry.event])
-    for row in standing.rows if standing else ():
-        found.setdefault(row.step, []).append(f"drawn on {row.date}, {row.basis}")
-    for body in standing.evidence.certificates if standing else ():
-        if body.step is not None and standing:
-            found.setdefault(body.step, []).append(_said(body, standing))
-    return dict(sorted(found.items())[:MAX_NOTES])
+    for step, said in _said_of_audits(standing) if standing else ():
+        found.setdefault(step, []).append(said)
+    return {step: _shortened(lines) for step, lines in sorted(found.items())[:MAX_NOTES]}
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    left = len(lines) - MAX_LINES
+    return [*lines[:MAX_LINES], f"and {left:,} more"] if left > 0 else lines
 
 
 EVENTS = {
@@ -174,6 +178,13 @@ EVENTS = {
     "nonfinite": "not finite: the update was skipped",
     "cooldown": "cooldown after a spike: the update was skipped",
 }
+
+
+def _said_of_audits(standing: Standing) -> Iterator[tuple[int, str]]:
+    yield from ((row.step, f"drawn on {row.date}, {row.basis}") for row in standing.rows)
+    for body in sorted(standing.evidence.certificates, key=lambda body: body.auditor not in standing.named):
+        if body.step is not None:
+            yield body.step, _said(body, standing)
 
 
 def _said(body: Body, standing: Standing) -> str:
@@ -188,7 +199,7 @@ def map_section(bits: np.ndarray, audits: bool) -> str:
     if not steps:
         return ""
     drawn = int(np.count_nonzero(bits & DRAWN))
-    larger = f" {count(drawn, 'drawn step')} stand out by their size or a frame." if drawn else ""
+    larger = f" {count(drawn, 'drawn step stands', 'drawn steps stand')} out by size or a frame." if drawn else ""
     return section(
         "map",
         "Every step",

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from flows.cli import app
+from storage.audit.certificate import sign
 from storage.audit.collect import collect
+from storage.audit.dispute import save_dispute
 from storage.audit.standing import Standing, standing
 from storage.classes import CLASSES, class_of
 from storage.errors import InputFault, UsageError
@@ -24,13 +26,13 @@ from storage.page.make import PAGE_KEY, page
 from storage.page.markup import LISTED, Place
 from storage.page.report import write_report
 from storage.page.shelf import MEANING
-from storage.page.steps import DRAWN, MARKS, NUMBER
+from storage.page.steps import DRAWN, MARKS, MAX_LINES, NUMBER
 from storage.provenance import code_files
 from storage.publish import publish
 from storage.release import RELEASE_KEY
 from storage.store import LocalStore
 from tests.storage.conftest import Small
-from tests.storage.drawn import Book, at
+from tests.storage.drawn import Book, at, disputed
 
 VOID = {"meta", "link", "input", "line", "circle", "polyline", "polygon", "path"}
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)></script>\u202e"
@@ -133,7 +135,7 @@ def test_it_says_what_the_run_is(made: Small) -> None:
     for name in (ledger.run_id, ledger.head, ledger.trajectory_root(), ledger.header.mix_root, ledger.header.trainer):
         assert name in found.text
     assert "trained for 12 of 12 steps" in found.text and "as declared when the run began" in found.text
-    assert "knows no audit of it" in found.text and "name: small" in found.text
+    assert "counts no audits, not even those whose records came with it" in found.text and "name: small" in found.text
     assert set(MEANING) == set(CLASSES)
 
 
@@ -232,6 +234,27 @@ def test_a_mismatch_comes_before_everything(book: Book) -> None:
     html = report_of(book, book.named("anna"))
     assert shown(html)[step] == "disputed" and 'class="result bad"' in html
     assert f"<strong>no match</strong> at step {step}." in html
+    assert "<bdi>anna</bdi> (no match)" in html
+
+
+def test_a_dispute_is_told_whoever_made_it(book: Book) -> None:
+    wrong = book.ledger[5].model_copy(update={"loss": "40000000"})
+    body = book.certify("anna", 5, verdict="no-match", reproduced=wrong)
+    key = save_dispute(book.records, disputed(sign(body, book.key("anna")), book.key("anna")))
+    for named, who in ((book.named("anna"), "anna"), ({}, f"unlisted key {body.auditor[:16]}")):
+        html = report_of(book, named)
+        assert f"Dispute of step 5, by <bdi>{who}</bdi>, which anyone can judge" in html
+        assert f"{book.records.uri}: {key}." in html
+        assert shown(html)[5] == ("disputed" if named else "unlisted")
+
+
+def test_strangers_certificates_do_not_fill_the_page(book: Book) -> None:
+    for _ in range(MAX_LINES + 3):
+        book.certify("mallory", 5)
+    book.certify("anna", 5)
+    html = report_of(book, book.named("anna"))
+    lines = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])["notes"]["5"]  # type: ignore[index]
+    assert lines[0] == "match of step 5 by anna on cpu" and lines[-1] == "and 4 more" and len(lines) == MAX_LINES + 1
 
 
 def test_the_result_is_the_first_sentence(book: Book) -> None:
