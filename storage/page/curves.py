@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 360, 200, 44, 22, 8, 8  # in SVG's units
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 360, 200, 52, 22, 8, 8  # in SVG's units
 SPANS = 300  # points of a line at most
 WIDE = 20.0  # values that differ by more than this factor are drawn by their logarithms
 

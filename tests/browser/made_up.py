@@ -10,18 +10,23 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
 from kernels import canonical
 from kernels.digest import digest
 from model.spec import Phase, RunSpec, ScheduleSpec
-from storage.audit.certificate import Beacon, DrawReference
+from storage.audit.certificate import Beacon, DrawReference, sign
+from storage.audit.dispute import save_dispute
 from storage.audit.draw import Draw
+from storage.audit.settle import draw_once
+from storage.audit.statement import Statement, announce
+from storage.audit.witness import bear_witness
 from storage.figures import Diagnostics, Probe, SourceLoss, diagnostics_key, probe_key
 from storage.ledger import Entry, Ledger, part_key
 from storage.segment import begin, end
-from tests.storage.drawn import Book, provenance
+from tests.storage.drawn import Book, Hourly, at, disputed, hourly, provenance
 from tests.storage.small import SEQ_LEN, spec
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>\u202e"
@@ -73,7 +78,9 @@ def report(book: Book, named: bool = True) -> Path:
     file = book.folder / "report.html"
     who = ["--named", str(book.folder / "keys.txt")] if named else []
     arguments = ["coverage", str(book.published.root), "--records", str(book.records.root), *who, "--page", str(file)]
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        hourly(patch)
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert file.exists(), done.output
     return file
 
@@ -159,13 +166,18 @@ def _segments(book: Book, steps: int) -> None:
 
 
 def _audits(book: Book, shape: Shape) -> None:
-    """Every state of a drawn step but disputed: of the last nights due, of the first all others."""
+    """Every state of a drawn step: of the last nights due, of the first all others. Every fifth draw is witnessed."""
     today, random = datetime.now(UTC).date(), np.random.default_rng(3)
-    for back in range(shape.nights, 0, -1):
-        night = today - timedelta(days=back)
-        draw = _draw(book, night, back, shape.drawn_a_night)
-        for step in draw.steps:
-            _answer(book, draw, step, back)
+    with pytest.MonkeyPatch.context() as patch:
+        source = hourly(patch)
+        for back in range(shape.nights, 0, -1):
+            night = today - timedelta(days=back)
+            if back % 5:
+                draw = _draw(book, night, back, shape.drawn_a_night)
+            else:
+                draw = _witnessed_draw(book, night, source, shape.drawn_a_night)
+            for step in draw.steps:
+                _answer(book, draw, step, back)
     for step in random.choice(shape.steps, shape.certificates, replace=False).tolist():
         book.certify("mallory", step, first=max(0, step - step % shape.checkpoint_every))
 
@@ -174,17 +186,38 @@ def _draw(book: Book, night: date, number: int, count: int) -> Draw:
     return book.draw(night.isoformat(), count, Beacon(scheme="file", round=number, value=f"{number:064x}"))
 
 
+def _witnessed_draw(book: Book, night: date, source: Hourly, count: int) -> Draw:
+    """Stated, seen by another in time, and drawn by a value of a round that came out later."""
+    stated = at(night.isoformat())
+    statement = announce(book.records, book.ledger, book.trainer, night.isoformat(), count, source, stated)
+    assert isinstance(statement, Statement)
+    bear_witness(book.records, book.ledger, book.key("carol"), statement, stated)
+    return draw_once(book.records, book.ledger, statement, source, stated + timedelta(hours=2))
+
+
+ANSWERS = ("nobody", "confirmed", "disputed", "part", "opened", "attested")  # by the nights that went by, over and over
+
+
 def _answer(book: Book, draw: Draw, step: int, back: int) -> None:
-    named = {"draw": draw.reference()}
-    if back % 5 in (0, 1, 2):
-        book.certify("anna", step, **named)
-    if back % 5 in (0, 1):
-        book.certify("babak", step, "nvidia", **named)
-    if back % 5 == 3:
-        _certify_unit(book, draw.reference(), step)
-    if back % 4 == 0:
+    answer, reference = ANSWERS[back % len(ANSWERS)], draw.reference()
+    if answer in ("attested", "confirmed"):
+        book.certify("anna", step, draw=reference)
+    if answer == "confirmed":
+        book.certify("babak", step, "nvidia", draw=reference)
+    if answer == "disputed":
+        _dispute(book, step, reference)
+    if answer == "part":
+        _certify_unit(book, reference, step)
+    if answer == "opened":
         book.published.create(f"opened/checkpoints/{step:08d}.json", b"{}")
         book.published.create(f"opened/openings/{step:08d}.json", b"{}")
+
+
+def _dispute(book: Book, step: int, draw: DrawReference) -> None:
+    """A no-match with its dispute file."""
+    other = book.ledger[step].model_copy(update={"state": digest(b"another", "test")})
+    body = book.certify("anna", step, verdict="no-match", reproduced=other, draw=draw)
+    save_dispute(book.records, disputed(sign(body, book.key("anna")), book.key("anna")))
 
 
 def _certify_unit(book: Book, draw: DrawReference, step: int) -> None:

@@ -145,6 +145,12 @@ def test_rows_and_marks_of_a_large_map(large: Path, opened: Open) -> None:
             assert label(bits[step]) == MARKS[number].label
 
 
+def test_the_large_run_shows_every_mark(large: Path) -> None:
+    assert {label(bits) for bits in set(bits_of(large))} == {mark.label for mark in MARKS}
+    html = large.read_text(encoding="utf-8")
+    assert 'class="result bad"' in html and "Dispute of step " in html and "witnessed by &lt;img src=x" in html
+
+
 def test_pointing_at_a_cell(small: Path, opened: Open) -> None:
     with opened(small) as found:
         found.page.click("#cells", position={"x": 4 + 24 * 5 + 10, "y": 12})
