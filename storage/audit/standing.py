@@ -9,11 +9,11 @@ from storage.audit.coverage import Proven, proven
 from storage.audit.named import Named
 from storage.audit.opened import opened_steps
 from storage.audit.statement import round_is_out
-from storage.audit.states import Audited, DrawnStep, Finding, copies, drawn_steps, findings, opened
+from storage.audit.states import PROOFS, Audited, DrawnStep, Finding, copies, drawn_steps, findings, opened
 from storage.ledger import Ledger
 from storage.store import Store
 
-COUNTS_AGAINST = ("two histories", "two statements", "called missed", "dropped", "redrawn")
+COUNTS_AGAINST = (*PROOFS, "dropped", "redrawn")
 
 
 @dataclass(frozen=True)

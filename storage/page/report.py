@@ -18,9 +18,15 @@ BEGINS = b"<!doctype html>"
 
 
 def write_report(file: Path, store: Store, ledger: Ledger, standing: Standing) -> None:
-    """Write the page of the run in `store`. UsageError where the file holds something else, or cannot be written."""
+    """Write the page of the run in `store`. UsageError where the file lies in that store, which never changes, holds
+    something else, or cannot be written."""
     file = file.absolute()
     try:
+        if isinstance(store, LocalStore) and file.resolve().is_relative_to(store.root.resolve()):
+            raise UsageError(
+                f"{file} lies in the run that it is about, to which nothing may be added; nothing was written",
+                next_step="name a file elsewhere",
+            )
         if file.exists() and not _is_page(file):
             raise UsageError(f"{file} holds no page; nothing was written", next_step="name another file")
         file.write_bytes(page(history(store, ledger), _place(store, ledger, file.parent), standing))

@@ -297,3 +297,14 @@ def test_a_report_replaces_a_page_and_nothing_else(book: Book, tmp_path: Path) -
     with pytest.raises(UsageError, match="holds no page; nothing was written"):
         write_report(file, book.published, book.ledger, found)
     assert file.read_text(encoding="utf-8") == "my notes"
+
+
+@pytest.mark.parametrize("name", [PAGE_KEY, "report.html", "audits/report.html"])
+def test_a_report_never_lies_in_the_run(made: Small, tmp_path: Path, name: str) -> None:
+    run, before = made.release(), {key: made.published.read(key) for key in made.published.list()}
+    found = standing(made.published, run.ledger, collect([made.published], run.ledger), {}, datetime.now(UTC))
+    (tmp_path / "link").symlink_to(made.published.root)
+    for folder in (made.published.root, tmp_path / "link"):
+        with pytest.raises(UsageError, match="lies in the run that it is about"):
+            write_report(folder / name, made.published, run.ledger, found)
+    assert {key: made.published.read(key) for key in made.published.list()} == before
