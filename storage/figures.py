@@ -53,14 +53,15 @@ class Probe(Record):
     sources: dict[str, SourceLoss]
 
     def mean(self) -> np.float32 | None:
-        """Mean over all held-out windows, from the sources' means, rounded once to float32."""
+        """Mean over all held-out windows, from the sources' means, rounded once to float32; None where one of them is
+        not finite, and where there are no windows."""
         total, windows = Fraction(0), 0
         for source in self.sources.values():
             if (loss := source.value()) is None:
                 return None
             total += source.windows * Fraction(loss)
             windows += source.windows
-        return host.f32(total / windows)
+        return host.f32(total / windows) if windows else None
 
 
 class Diagnostics(Record):
