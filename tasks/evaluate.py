@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks import olmes, process
 from tasks.audit import concluded
+from tasks.device import turn
 from tasks.references import KEYS, Audited, Scored, key_name
 
 
@@ -18,9 +19,10 @@ from tasks.references import KEYS, Audited, Scored, key_name
 def check_held_out(published: str, step: int | None, backend: str, records: str) -> Audited:
     """Measure the held-out losses of a published checkpoint again, the last one for None. Raises AuditFailed unless
     they are those that were recorded."""
-    log = get_run_logger().info
     request = {"store": published, "step": step, "backend": backend, "records": records, "keys": str(KEYS)}
-    return concluded(published, process.run("tasks.evaluation", request, lambda event: None, log=log))
+    with turn(backend):
+        result = process.run("tasks.evaluation", request, log=get_run_logger().info)
+    return concluded(published, result)
 
 
 @task(task_run_name="ask tasks", cache_policy=NO_CACHE)
