@@ -26,6 +26,7 @@ from storage.store import Store, create_same, object_digest
 
 PURPOSE = "evaluation"
 MAX_RECORD, MAX_TASKS = 1 << 20, 1 << 20
+TaskName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 
 
 class Task(BaseModel):
@@ -34,7 +35,7 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
+    name: TaskName
     dataset: str  # on the Hugging Face hub; or json, with files
     subset: str | None = None
     revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")  # of a set on the hub: its commit
@@ -83,7 +84,7 @@ class Body(Record):
     step: Count
     state: Digest
     tasks: Digest
-    scores: Annotated[dict[str, Score], Field(min_length=1)]
+    scores: Annotated[dict[TaskName, Score], Field(min_length=1)]
     packages: dict[str, Text]
     evaluator: Digest
 

@@ -28,10 +28,11 @@ def check_held_out(published: str, step: int | None, backend: str, records: str)
 @task(task_run_name="ask tasks", cache_policy=NO_CACHE)
 def score(run: str, tasks: str, step: int | None, records: str) -> Scored:
     """Ask a checkpoint of a run, published or not, a file of tasks, by lm-eval; the last one for None."""
-    done = olmes.evaluate(run, Path(tasks), records, str(KEYS), step)
+    with turn("cpu"):  # where lm-eval computes
+        done = olmes.evaluate(run, Path(tasks), records, str(KEYS), step)
     create_table_artifact(
         [_row(name, found) for name, found in done["scores"].items()],
-        key=key_name("scores", Path(run).name),
+        key=key_name("scores", f"state {done['step']}"),
         description=f"Right answers of state {done['step']}: {done['macro']:.1%} on average, the better formulation",
     )
     return Scored(step=done["step"], state=done["state"], macro=done["macro"], record=done["record"])

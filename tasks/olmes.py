@@ -23,13 +23,14 @@ from tasks import leash
 PYTHON = PROJECT / ".venv-olmes" / "bin" / "python"  # made by `make olmes`
 CHILD = PROJECT / "tasks" / "lm_eval_child.py"
 ONLINE = {"HF_HUB_OFFLINE": "0"}  # for tasks whose data come from the hub; else it asks nobody, as all of the project
+UNREACHED = ("Connection", "Offline", "couldn't", "doesn't exist", "not found", "Max retries")  # in its last line
 TAIL = 4096  # bytes of what the child wrote to standard error, whose last line is told
 
 
 class Answer(Record):
     """What the child writes."""
 
-    scores: dict[str, olmes.Score]
+    scores: dict[olmes.TaskName, olmes.Score]
     packages: dict[str, Text]
 
 
@@ -103,10 +104,10 @@ def _last_line(errors: IO[bytes]) -> str:
 
 def _failed(last: str, tasks: list[olmes.Task]) -> VerbatimError:
     remote = [task.dataset for task in tasks if not task.files]
-    if remote and any(word in last for word in ("Connection", "Offline", "couldn't", "not found", "Max retries")):
+    if remote and any(word in last for word in UNREACHED):
         return InputFault(
             f"the data of {', '.join(remote)} could not be had: {last}",
-            cause="there is no network, or the hub has no such data set",
+            cause="there is no network, or the hub has no such data set at this commit",
             next_step="try again with a network; what was fetched once is kept",
         )
     return VerbatimError(f"lm-eval failed: {last}", next_step="make olmes, then evaluate again")
