@@ -31,9 +31,8 @@ from flows import environment
 from storage.errors import VerbatimError
 from tasks.device import PREFIX, SLOTS
 
-PATIENCE = (
-    60.0  # seconds that cancelled runs may take to end: a child has 20 to save its state, Prefect then looks for hooks
-)
+# Seconds that cancelled runs may take to end: a child has 20 to save its state, Prefect then looks for hooks.
+PATIENCE = 60.0
 NAME = "verbatim-local"  # as deployments/prefect.yaml has it
 BEAT = "prefect.flow-run.heartbeat"
 LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]

@@ -37,8 +37,12 @@ class _Releases(SimpleHTTPRequestHandler):
 
     def send_head(self) -> BytesIO | BinaryIO | None:
         """Not found where it is in no release."""
-        path = Path(self.translate_path(self.path))
-        if not any((folder / RELEASE_KEY).is_file() for folder in (path, *path.parents)):
+        try:
+            path = Path(self.translate_path(self.path))
+            published = any((folder / RELEASE_KEY).is_file() for folder in (path, *path.parents))
+        except (OSError, ValueError):  # a folder that may not be read, a name too long, a zero byte
+            published = False
+        if not published:
             self.send_error(HTTPStatus.NOT_FOUND, "no published run")
             return None
         return super().send_head()

@@ -46,8 +46,9 @@ def running(home: Path = environment.PREFECT_HOME, port: int | None = None) -> I
         if server is not None:
             _send_last_logs()
             server.stop()
-        if previous is None:
-            del os.environ["PREFECT_API_URL"]
+        del os.environ["PREFECT_API_URL"]
+        if previous is not None:
+            os.environ["PREFECT_API_URL"] = previous
 
 
 class _Server:

@@ -19,6 +19,7 @@ from model import host
 from model.memory import MemoryPlan
 from storage import engine
 from storage.beside import MAX_DIGESTS, digests_key
+from storage.corpus.spec import Name
 from storage.engine import State, StepRecord
 from storage.errors import InputFault, MissingObject, VerbatimError
 from storage.ledger import Ledger
@@ -50,17 +51,18 @@ class Probe(Record):
     step: Count
     state: Digest
     held_out_root: Digest
-    sources: dict[str, SourceLoss]
+    sources: dict[Name, SourceLoss]
 
     def mean(self) -> np.float32 | None:
-        """Mean over all held-out windows, from the sources' means, rounded once to float32."""
+        """Mean over all held-out windows, from the sources' means, rounded once to float32; None where one of them is
+        not finite, and where there are no windows."""
         total, windows = Fraction(0), 0
         for source in self.sources.values():
             if (loss := source.value()) is None:
                 return None
             total += source.windows * Fraction(loss)
             windows += source.windows
-        return host.f32(total / windows)
+        return host.f32(total / windows) if windows else None
 
 
 class Diagnostics(Record):

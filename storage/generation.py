@@ -77,9 +77,19 @@ def _of_export(store: Store, device: str) -> Speaker:
         raise UsageError(f"{store.uri}: an export is read from a folder", next_step="copy its files into one")
     try:
         model = Model.load(store.root, device)
-    except (ValueError, KeyError, SafetensorError) as error:
-        raise InputFault(f"{store.uri}: not an export: {error}", cause="a file was damaged or edited") from None
+        _try(model)
+    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
+        raise InputFault(f"{store.uri}: not an export: {error!r}", cause="a file was damaged or edited") from None
     return Speaker(model, _tokenizer(store.read(TOKENIZER, limit=MAX_TOKENIZER), model.config))
+
+
+@torch.inference_mode()
+def _try(model: Model) -> None:
+    """One token; ValueError, KeyError, TypeError or IndexError where weights and config do not fit each other."""
+    try:
+        model.logits(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    except RuntimeError as error:  # how torch says that shapes do not fit
+        raise ValueError(str(error).partition("\n")[0]) from None
 
 
 def _tokenizer(data: bytes, config: dict[str, Any]) -> Tokenizer:

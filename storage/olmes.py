@@ -10,10 +10,10 @@ Log-probabilities are sums of floats: unlike held-out losses, scores are not pro
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kernels import canonical
 from kernels.digest import digest
@@ -26,6 +26,7 @@ from storage.store import Store, create_same, object_digest
 
 PURPOSE = "evaluation"
 MAX_RECORD, MAX_TASKS = 1 << 20, 1 << 20
+TaskName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 
 
 class Task(BaseModel):
@@ -34,9 +35,10 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
+    name: TaskName
     dataset: str  # on the Hugging Face hub; or json, with files
     subset: str | None = None
+    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")  # of a set on the hub: its commit
     files: dict[str, str] = {}  # by split, beside the file of tasks
     split: str
     examples: str  # the split whose first rows come before each question
@@ -47,13 +49,27 @@ class Task(BaseModel):
     answer: str
     completion: Literal["acc", "acc_norm", "acc_mutual_info"]
 
+    @model_validator(mode="after")
+    def _from_one_place(self) -> Self:
+        if self.files and self.revision:
+            raise ValueError("it has files of this machine and a revision of the hub; give one of them")
+        return self
+
 
 class Score(Record):
-    """Right answers of so many questions, by formulation; asked: a digest of the prompts and answers of each."""
+    """Right answers of so many questions, by formulation; asked: a digest of the prompts and answers of each; data: of
+    the rows that the questions were made of."""
 
-    questions: Count
-    right: dict[str, Count]
+    questions: Annotated[Count, Field(ge=1)]
+    right: Annotated[dict[str, Count], Field(min_length=1)]
     asked: dict[str, Digest]
+    data: Digest
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.right.keys() != self.asked.keys() or max(self.right.values()) > self.questions:
+            raise ValueError("more right answers than questions, or other formulations than were asked")
+        return self
 
     def share(self) -> Fraction:
         """Of the better formulation."""
@@ -68,7 +84,7 @@ class Body(Record):
     step: Count
     state: Digest
     tasks: Digest
-    scores: dict[str, Score]
+    scores: Annotated[dict[TaskName, Score], Field(min_length=1)]
     packages: dict[str, Text]
     evaluator: Digest
 

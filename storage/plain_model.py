@@ -125,6 +125,8 @@ def main(prompt: str, count: int = 32) -> None:
     folder = Path(__file__).resolve().parent
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not tokens:
+        sys.exit("an empty text has no token to go on after")
     print(prompt, end="", flush=True)
     for piece in said(Model.load(folder), tokenizer, tokens, count):
         print(piece, end="", flush=True)

@@ -1,4 +1,5 @@
-"""Run a module in a process that ends when its parent does: `python -m tasks.leash MODULE ARGUMENTS...`.
+"""Run a module in a process that ends when its parent does: `python -m tasks.leash MODULE ARGUMENTS...`; or a script,
+by another Python that knows nothing of this project: `python -I leash.py SCRIPT.py ARGUMENTS...`.
 
 The parent holds the other end of this process's standard input. When the parent dies, however it dies, the pipe
 closes; this process then asks itself to stop (SIGTERM), and is gone twenty seconds later at the latest.
@@ -32,7 +33,19 @@ def start(
     env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start MODULE on a leash, as the leader of its own process group. The caller must keep the result alive."""
-    command = [sys.executable, "-m", "tasks.leash", module, *arguments]
+    return _start([sys.executable, "-m", "tasks.leash", module, *arguments], output, errors, env)
+
+
+def start_script(
+    python: Path, script: Path, arguments: Sequence[str], errors: int | IO[bytes], env: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """The same for a script and the Python of another environment, which imports its own packages alone."""
+    return _start([str(python), "-I", __file__, str(script), *arguments], subprocess.DEVNULL, errors, env)
+
+
+def _start(
+    command: list[str], output: int | IO[bytes], errors: int | IO[bytes] | None, env: dict[str, str] | None
+) -> subprocess.Popen[bytes]:
     project = str(Path(__file__).resolve().parent.parent)
     environment = {name: value for name, value in os.environ.items() if not OF_LAUNCHERS.fullmatch(name)} | (env or {})
     return subprocess.Popen(
@@ -106,10 +119,13 @@ def _outlive(parent: int) -> None:
 
 
 def main() -> None:
-    """Watch the parent from a thread and run the module as `__main__` in this one."""
+    """Watch the parent from a thread and run the module, or the script, as `__main__` in this one."""
     threading.Thread(target=_watch_parent, daemon=True).start()
     sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0].endswith(".py"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

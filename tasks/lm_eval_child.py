@@ -4,7 +4,7 @@
 
 It imports nothing of this project but the plain program of exports, by its file. lm-eval loads the data, makes the
 prompts and decides which answers are right; what it is told of the model are log-probabilities. Of each task come out
-how many answers were right in either formulation, of how many, and a digest of all that was asked:
+how many answers were right in either formulation, of how many, and digests of the rows and of all that was asked:
 
     completion         "Question: …\\nAnswer:" goes on with each choice's own words
     multiple choice    the choices are listed behind letters, and the text goes on with each letter
@@ -14,6 +14,7 @@ import hashlib
 import json
 import runpy
 import sys
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,12 @@ def config(task: dict[str, Any], formulation: str) -> dict[str, Any]:
     question, choices = task["question"], task["choices"]
     listed = f"{{% for choice in {choices} %}} {{{{ '{LETTERS}'[loop.index0] }}}}. {{{{ choice }}}}\n{{% endfor %}}"
     completion = formulation == "completion"
-    files = {"data_files": task["files"]} if task["files"] else {}
+    place = {"data_files": task["files"]} if task["files"] else {"revision": task["revision"]}
     return {
         "task": f"{task['name']}_{formulation}",
         "dataset_path": task["dataset"],
         "dataset_name": task["subset"],
-        "dataset_kwargs": files,
+        "dataset_kwargs": place,
         "output_type": "multiple_choice",
         "test_split": task["split"],
         "fewshot_split": task["examples"],
@@ -87,14 +88,29 @@ def config(task: dict[str, Any], formulation: str) -> dict[str, Any]:
     }
 
 
-def scored(model: Plain, task: dict[str, Any], formulation: str) -> tuple[int, int, str]:
-    """(right answers, questions, SHA-256 of all prompts with their answers)."""
+@dataclass(frozen=True)
+class Scored:
+    """Right answers of so many questions; digests of all prompts with their answers, and of the questions' rows."""
+
+    right: int
+    questions: int
+    asked: str
+    data: str
+
+
+def scored(model: Plain, task: dict[str, Any], formulation: str) -> Scored:
+    """A task in one formulation, asked."""
     asked, metric = config(task, formulation), task["completion"] if formulation == "completion" else "acc"
     done = simple_evaluate(model, tasks=[asked], limit=task["limit"], bootstrap_iters=0, log_samples=True)
     samples = sorted(done["samples"][asked["task"]], key=lambda sample: sample["doc_id"])
     prompts = [[sample["arguments"], sample["target"]] for sample in samples]
-    digest = hashlib.sha256(json.dumps(prompts, ensure_ascii=False, default=str).encode()).hexdigest()
-    return sum(int(sample[metric]) for sample in samples), len(samples), digest
+    right = sum(int(sample[metric]) for sample in samples)
+    return Scored(right, len(samples), digest(prompts), digest([sample["doc"] for sample in samples]))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of it as JSON."""
+    return hashlib.sha256(json.dumps(value, ensure_ascii=False, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def main() -> None:
@@ -104,11 +120,12 @@ def main() -> None:
     for task in request["tasks"]:
         results = {formulation: scored(model, task, formulation) for formulation in ("completion", "multiple_choice")}
         found[task["name"]] = {
-            "questions": results["completion"][1],
-            "right": {name: right for name, (right, _, _) in results.items()},
-            "asked": {name: digest for name, (_, _, digest) in results.items()},
+            "questions": results["completion"].questions,
+            "right": {name: result.right for name, result in results.items()},
+            "asked": {name: result.asked for name, result in results.items()},
+            "data": results["completion"].data,
         }
-    document = {"tasks": found, "packages": {name: version(name) for name in PACKAGES}}
+    document = {"scores": found, "packages": {name: version(name) for name in PACKAGES}}
     Path(sys.argv[2]).write_text(json.dumps(document), encoding="utf-8")
 
 

@@ -45,14 +45,14 @@ def audit(
 
 
 def saved(folder: str, records: Store, verdict: Verdict) -> str | None:
-    """Where in `folder`, the place of the store `records`, the verdict's certificate now lies; None without one.
+    """Where in `folder`, the address of the store `records`, the verdict's certificate now lies; None without one.
 
     A verdict is not lost where it cannot be kept.
     """
     if verdict.certificate is None:
         return None
     try:
-        return str(Path(folder) / save_certificate(records, verdict.certificate))
+        return f"{folder}/{save_certificate(records, verdict.certificate)}"
     except StorageError as error:
         raise StorageError(
             f"{verdict.piece}: {verdict.outcome.label}, but its certificate was not kept: {error.message}",

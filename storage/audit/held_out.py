@@ -7,7 +7,7 @@ So a match says: this state, on these windows, has exactly these losses. The pie
 replay is made of each window's own sum, which no record holds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,19 @@ from storage.run import Run
 from storage.segment import now
 from storage.store import Store, object_digest
 from storage.team import SOLO
+
+# (explanation, next) in place of what an audit of a step says.
+TOLD = {
+    Outcome.MATCH: ("every source's loss came out equal", Outcome.MATCH.next_step),
+    Outcome.NO_MATCH: (
+        "the losses of this state are not those that the release records",
+        "verbatim evaluate on another machine, by another backend; verbatim verify checks the certificates of both",
+    ),
+    Outcome.REFUSED: (
+        "there is nothing to compare with: losses are recorded of checkpoints alone",
+        "choose a checkpoint; without --step it is the last",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,9 @@ def _find(store: Store, step: int, backend: str, report: Report, key: Key | None
         signed = sign(_body(run, recorded, found, backend, key, began), key) if key else None
         return _verdict(recorded, found.probe, signed)
 
-    return judged(store, _piece(step), backend, report, work)
+    verdict = judged(store, _piece(step), backend, report, work)
+    explanation, next_step = TOLD.get(verdict.outcome, ("", ""))
+    return replace(verdict, explanation=explanation, next_step=next_step)
 
 
 def _verdict(recorded: Probe, found: Probe, certificate: bytes | None) -> Verdict:

@@ -1,4 +1,4 @@
-"""What an audit says: its progress, and one of five verdicts with exit code, meaning, and what to do next."""
+"""What an audit says: its progress, and one of five verdicts with exit code, explanation, and what to do next."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Outcome(Enum):
     INPUT_FAULT = (
         "input-fault",
         11,
-        "something that was read is not what was promised, so the step could not be judged",
+        "something that was read is not what was promised, so nothing could be judged",
         "fetch the named object again from its publisher, then repeat the audit",
     )
     MACHINE_FAULT = (
@@ -69,7 +69,8 @@ class Verdict:
     piece: "initial", "step N", or a part of a step (pieces.py). compared: the steps whose whole entries were compared,
     those passed on the way included. differs_at: the first step that did not match. fields, tensors: what differs
     there; a gradient's tensor is "gradient/<parameter>". fault: the kind of error behind an input fault, e.g.
-    "CheckpointFault". bad_copies: what could not be used in one of several stores, whatever the verdict.
+    "CheckpointFault". bad_copies: what could not be used in one of several stores, whatever the verdict. explanation,
+    next_step: in place of the outcome's, where the piece is no step.
     """
 
     outcome: Outcome
@@ -83,6 +84,8 @@ class Verdict:
     seconds: float = 0.0
     certificate: bytes | None = None
     bad_copies: tuple[BadCopy, ...] = ()
+    explanation: str = ""
+    next_step: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -96,8 +99,8 @@ class Verdict:
             "exit_code": self.exit_code,
             "piece": self.piece,
             "detail": self.detail,
-            "explanation": self.outcome.explanation,
-            "next": self.outcome.next_step,
+            "explanation": self.explanation or self.outcome.explanation,
+            "next": self.next_step or self.outcome.next_step,
             "compared": list(self.compared),
             "differs_at": self.differs_at,
             "fields": list(self.fields),

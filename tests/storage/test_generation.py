@@ -62,6 +62,19 @@ def test_no_such_model(made: Small, tmp_path: Path) -> None:
         speaker(str(made.folder), None, "martian")
 
 
+@pytest.mark.parametrize(
+    "change", [{"attention_windows": None}, {"attention_windows": [16] * 9}, {"head_dim": 7}], ids=str
+)
+def test_an_export_whose_config_does_not_fit_its_weights(made: Small, change: dict[str, object]) -> None:
+    path = made.published.path("export/config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputFault, match="not an export"):
+        speaker(str(made.published.root / "export"))
+    path.write_text("[]")
+    with pytest.raises(InputFault, match="not an export"):
+        speaker(str(made.published.root / "export"))
+
+
 def test_a_checkpoint_whose_root_is_not_in_the_ledger(made: Small) -> None:
     path = made.store.path(checkpoint.checkpoint_key(12))
     manifest = json.loads(path.read_bytes())

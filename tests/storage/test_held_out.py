@@ -48,6 +48,8 @@ def test_another_loss_than_the_state_has_is_no_match(made: Small) -> None:
     verdict = audited(made)
     assert verdict.outcome is Outcome.NO_MATCH and verdict.fields == ("nouns",)
     assert "recorded 3.141593 nats (40490fdb, 8 windows)" in verdict.detail and verdict.certificate
+    said = verdict.document()
+    assert "losses of this state" in said["explanation"] and said["next"].startswith("verbatim evaluate")
     body = verify(verdict.certificate, Ledger(made.published)).body
     assert body.verdict == "no-match" and isinstance(
         body.reproduced, type(load_probe(made.store, made.run().ledger, 10))
@@ -61,6 +63,12 @@ def test_what_cannot_be_compared_is_refused(made: Small) -> None:
     for step, message in ((7, "the release holds no probe/00000007.json"), (99, "state 99 is not in the ledger")):
         verdict = audited(made, step)
         assert verdict.outcome is Outcome.REFUSED and message in verdict.detail and verdict.certificate is None
+
+
+def test_a_record_without_windows_has_no_mean(made: Small) -> None:
+    probe = load_probe(made.published, Ledger(made.published), 10)
+    for sources in ({}, {"nouns": SourceLoss(loss="40490fdb", windows=0)}):
+        assert probe.model_copy(update={"sources": sources}).mean() is None
 
 
 def test_a_damaged_window_is_an_input_fault(made: Small) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import Environment
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -26,14 +27,17 @@ from storage.provenance import PROJECT
 from storage.store import LocalStore
 from tasks.olmes import PYTHON, evaluate
 from tests.storage.conftest import Small, flip
+from tests.tasks.test_process import gone, wait_for
 
+ONE = "name: a, split: test, examples: test, question: q, choices: c, answer: '0', completion: acc"  # of tasks
 TINY = Path(__file__).parent / "tiny_tasks" / "tasks.yaml"
 RESULT: dict[str, Any] = {
-    "tasks": {
+    "scores": {
         "colours": {
             "questions": 7,
             "right": {"completion": 3, "multiple_choice": 4},
             "asked": {"completion": "1" * 64, "multiple_choice": "2" * 64},
+            "data": "3" * 64,
         }
     },
     "packages": {"lm_eval": "0"},
@@ -44,7 +48,7 @@ def canned(folder: Path, result: dict[str, Any] | None = None, said: str = "") -
     """A python that answers as lm-eval's would."""
     path = folder / "python"
     answer = json.dumps(result or RESULT)
-    ending = f"echo '{said}' >&2; exit 1" if said else f"cat > \"$4\" <<'END'\n{answer}\nEND"
+    ending = f"echo '{said}' >&2; exit 1" if said else f"cat > \"$5\" <<'END'\n{answer}\nEND"
     path.write_text(f"#!/bin/sh\n{ending}\n", encoding="utf-8")
     path.chmod(0o755)
     return path
@@ -96,12 +100,61 @@ def test_what_lm_eval_says_at_its_end_is_told(made: Small, tmp_path: Path) -> No
         scored(made, canned(tmp_path, said="ConnectionError: no route"), remote)
 
 
-@pytest.mark.parametrize("text", ["tasks: []", "nothing", "tasks: [{name: a}]", "{"], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"questions": 0}, {"right": {}}, {"right": {"completion": 8, "multiple_choice": 4}}, {"right": {"completion": 3}}],
+    ids=str,
+)
+def test_a_score_that_cannot_be_is_none(made: Small, tmp_path: Path, change: dict[str, Any]) -> None:
+    score = RESULT["scores"]["colours"] | change
+    with pytest.raises(VerbatimError, match=r"lm-eval gave no scores: scores\.colours"):
+        scored(made, canned(tmp_path, RESULT | {"scores": {"colours": score}}))
+
+
+def test_nothing_of_lm_eval_outlives_who_asked(made: Small, tmp_path: Path) -> None:
+    """Killed, he cannot cancel anything."""
+    python, pid = tmp_path / "python", tmp_path / "pid"
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text(
+        f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)\n", encoding="utf-8"
+    )
+    # Takes the place of the script, keeps the leash: -I leash.py SCRIPT …
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "$2" "{sleeper}"\n', encoding="utf-8")
+    python.chmod(0o755)
+    asks = "import sys\nfrom pathlib import Path\nfrom tasks.olmes import evaluate\n"
+    asks += "run, tasks, python = sys.argv[1:]\n"
+    asks += "evaluate(run, Path(tasks), f'{run}/records', f'{run}/keys', python=Path(python))\n"
+    parent = subprocess.Popen([sys.executable, "-c", asks, made.folder, TINY, python], cwd=PROJECT)
+    child = wait_for(pid, 60)
+    parent.kill()
+    parent.wait()
+    assert gone(child)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tasks: []",
+        "nothing",
+        "tasks: [{name: a}]",
+        "{",
+        f"tasks: [{{{ONE}, dataset: json, files: {{test: a.jsonl}}, revision: {'1' * 40}}}]",
+        f"tasks: [{{{ONE}, dataset: a/b, revision: main}}]",
+    ],
+    ids=str,
+)
 def test_what_is_no_file_of_tasks(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tasks.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r"tasks\.yaml"):
         olmes.load_tasks(path)
+
+
+def test_the_tasks_that_are_published_can_be_asked() -> None:
+    tasks = {task.name: task for task in olmes.load_tasks(PROJECT / "deployments" / "olmes.yaml")}
+    assert len(tasks) == 7 and [name for name, task in tasks.items() if not task.revision] == ["social_iqa"]
+    asked = Environment().compile_expression(tasks["boolq"].question)(passage="Ice floats.", question="does ice sink")
+    assert asked == "Ice floats.\nQuestion: does ice sink?"
 
 
 @pytest.fixture(scope="module")
@@ -205,4 +258,4 @@ def test_lm_evals_scores_are_those_computed_by_hand_and_come_out_again(
     hand = ByHand(export)
     for name, shots, limit in (("colours", 2, 7), ("sums", 0, 7), ("claims", 1, 6)):
         expected = {form: hand.right(name, form, shots, limit) for form in ("completion", "multiple_choice")}
-        assert (first["tasks"][name]["right"], first["tasks"][name]["questions"]) == (expected, limit)
+        assert (first["scores"][name]["right"], first["scores"][name]["questions"]) == (expected, limit)

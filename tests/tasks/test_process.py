@@ -37,9 +37,9 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return False
 
 
-def wait_for(path: Path) -> int:
+def wait_for(path: Path, seconds: float = 20) -> int:
     """The process id that a child writes to `path`."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + seconds
     while not path.exists() or not path.read_text():
         assert time.monotonic() < limit, f"no {path}"
         time.sleep(0.05)
