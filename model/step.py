@@ -173,7 +173,7 @@ def evaluate(
     sums = np.array([int(nll) for nll in own], np.int64)
     if take is not None:
         take(sums)
-    nll, raised = group.total(int(sums.sum()), int(flag[0]))
+    nll, raised = group.total(int(sums.sum(dtype=np.int64)), int(flag[0]))
     return None if raised else canonical.bits(host.f32(nll) * host.mean_scale(len(windows) * spec.model.seq_len))
 
 

@@ -60,7 +60,7 @@ def test_a_flow_takes_it_from_another(
 ) -> None:
     """The audit's own process knows nothing of the stand-in, so it is done in this one."""
 
-    def here(module: str, request: dict[str, Any], report: Any) -> dict[str, Any]:
+    def here(module: str, request: dict[str, Any], report: Any, log: Any) -> dict[str, Any]:
         assert module == "tasks.replay" and json.loads(json.dumps(request)) == request
         return replay.audit(**request | {"keys": str(tmp_path / "keys")}, report=lambda progress: None)
 
