@@ -6,6 +6,8 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 export NUMBA_THREADING_LAYER := workqueue
 
+SLOW := tests --ignore tests/ui # what `make test-slow` takes them from
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-slow test test-slow ptx conformance worlds chaos attacks corpus s3 page arm64 bench-cpu \
 	bench-corpus bench-s3 unit-1b olmes ui lint serve clean
@@ -31,8 +33,8 @@ demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: th
 test: lint ## style, types and all tests but the slow ones, two files at a time (about 25 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3 and not ui and not browser' --ignore tests/ui
 
-test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 12 minutes)
-	$(BIN)/python -m pytest -m 'slow and not s3 and not ui' --ignore tests/ui
+test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 25 minutes)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow and not s3 and not ui and not browser' $(SLOW)
 
 ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (about 6 minutes; Linux on x86-64)
 	$(BIN)/python -m tests.kernels.nvidia.ptx
