@@ -9,7 +9,7 @@ from typing import Any
 from storage import checkpoint, engine
 from storage.audit.held_out import audit_held_out
 from storage.audit.keys import load_or_create_key
-from storage.audit.verdict import AuditProgress, Report
+from storage.audit.verdict import Report
 from storage.errors import Refused
 from storage.figures import Probe, probe_key, save_probe
 from storage.ledger import HEADER_KEY, Ledger
@@ -21,7 +21,7 @@ from storage.stream import Stream
 from storage.team import SOLO
 from tasks.process import emit, reporting
 from tasks.references import Places
-from tasks.replay import saved
+from tasks.replay import saved, tell_stage
 
 
 def check(
@@ -82,11 +82,7 @@ def _last(release: Store, address: str) -> int:
 def main() -> None:
     """The child process: reports each stage, then the verdict."""
     with reporting() as request:
-        emit("result", **check(**request, report=_report))
-
-
-def _report(progress: AuditProgress) -> None:
-    emit("stage", stage=progress.stage, step=progress.step, done=progress.done, of=progress.of)
+        emit("result", **check(**request, report=tell_stage))
 
 
 if __name__ == "__main__":

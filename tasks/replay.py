@@ -68,10 +68,11 @@ def _draw(release: Store, records: Store, date: str) -> Draw | None:
 def main() -> None:
     """The child process: reports each stage, then the verdict."""
     with reporting() as request:
-        emit("result", **audit(**request, report=_report))
+        emit("result", **audit(**request, report=tell_stage))
 
 
-def _report(progress: AuditProgress) -> None:
+def tell_stage(progress: AuditProgress) -> None:
+    """An event of the child process, for whoever started it."""
     emit("stage", stage=progress.stage, step=progress.step, done=progress.done, of=progress.of)
 
 
