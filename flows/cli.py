@@ -152,10 +152,14 @@ def publish(
     """Copy a run to a store, read it back, sign it.
 
     Ledger, checkpoints, windows, the code, the last weights for plain code, and a page that shows it all. Nothing that
-    is there already is overwritten.
+    is there already is overwritten; after an interruption the same command goes on.
+
+    For s3:// the environment names server and keys, or ~/.aws does: AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_PROFILE. An address never holds a key.
 
     \b
-    Example: verbatim publish runs/demo --target /srv/public/demo
+    Examples: verbatim publish runs/demo --target /srv/public/demo
+              AWS_PROFILE=lab verbatim publish runs/demo --target s3://bucket/demo
     """
     from flows import history
 
