@@ -76,5 +76,4 @@ def _show(chain: Chain) -> None:
             f"mix root `{mix.mix_root}`",
             ", ".join(f"{name} {value:.0f} s" for name, value in chain.seconds.items()),
         ),
-        f"Result of {run.uri}",
     )

@@ -84,5 +84,4 @@ def _show(store: str, result: Event) -> None:
             show.link(store),
             *bad[:SHOWN],
         ),
-        f"Audit of {store}",
     )

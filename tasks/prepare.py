@@ -127,7 +127,7 @@ def _show(manifest: Manifest, mix: str) -> None:
     ]
     windows = sum(source.train.windows for source in manifest.mix.sources)
     facts = (f"mix root `{manifest.root}`", f"held-out root `{manifest.held_out_root}`", f"`{mix}`")
-    show.result("mix-root", f"{windows:,} windows", facts, "The digest of all windows")
+    show.result("mix-root", f"{windows:,} windows", facts)
     create_table_artifact(rows, key="mix-sources", description=f"Sources of mix {manifest.root[:16]}")
 
 
@@ -155,4 +155,4 @@ def compare_mixes(recorded: str, rebuilt: str) -> None:
             next_step=f"compare the manifest.json of {recorded} with that of {rebuilt}",
         )
     facts = (f"mix root `{first.manifest.root}`", f"recorded `{recorded}`", f"made anew `{rebuilt}`")
-    show.result("reproduced-mix", "MATCH: the same mix", facts, f"{recorded} made anew")
+    show.result("reproduced-mix", "MATCH: the same mix", facts)

@@ -39,7 +39,6 @@ def publish_run(run: str, mix: str, target: str, records: str = "") -> Published
             f"ledger head `{body.head}`",
             f"trajectory root `{body.trajectory_root}`",
         ),
-        f"Release at {target}",
         f"| class | objects | bytes |\n|---|--:|--:|\n{_classes(body)}",
     )
     return Published(

@@ -59,7 +59,7 @@ def _show(store: str, settled: Settled, done: set[tuple[str, int]]) -> None:
     lines += [f"{date}: **still to be drawn**: {why}" for date, why in settled.undrawn.items()]
     lines += [f"{date}: missed" for date in settled.missed]
     facts = (*lines[:SHOWN], f"on head `{body.head}`", show.link(store))
-    show.result(key_name("draw", body.date), f"Draw of {body.date}", facts, f"Draw of {body.date} from {store}")
+    show.result(key_name("draw", body.date), f"Draw of {body.date}", facts)
 
 
 def _step(date: str, step: int, done: set[tuple[str, int]]) -> str:

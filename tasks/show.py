@@ -14,10 +14,10 @@ PAGE = "index.html"
 LONGEST = 200_000  # characters of one artifact
 
 
-def result(key: str, headline: str, facts: Iterable[str], about: str, rest: str = "") -> None:
-    """A markdown artifact: the headline in bold, a list of facts, and more markdown. about: one line in lists."""
+def result(key: str, headline: str, facts: Iterable[str], rest: str = "") -> None:
+    """A markdown artifact: the headline in bold, which is also what lists of artifacts show, facts, more markdown."""
     text = f"**{headline}**\n\n" + "".join(f"- {fact}\n" for fact in facts) + (f"\n{rest}\n" if rest else "")
-    create_markdown_artifact(text[:LONGEST], key=key, description=about)
+    create_markdown_artifact(text[:LONGEST], key=key, description=headline)
 
 
 def link(uri: str) -> str:

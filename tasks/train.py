@@ -147,7 +147,6 @@ def report_run(run: str) -> Trained:
             f"repeated and equal: {', '.join(map(str, found.validated)) or 'none'}"[:MOST],
             f"run `{run}`",
         ),
-        f"Result of {run}",
         show.picture(alone(loss_curve(found.losses, found.held_out)), "loss of the steps, and held-out loss as dots"),
     )
     rows = [{"after steps": step, "held-out loss": loss} for step, loss in held_out[-ROWS:]]
