@@ -24,7 +24,7 @@ from storage import checkpoint
 from storage.audit.certificate import Beacon, DrawReference
 from storage.audit.draw import Draw
 from storage.audit.fingerprints import PRIME, chosen_tensor
-from storage.audit.opened import is_open, nearest_state, opened_beside, opening_key
+from storage.audit.opened import is_open, opened_beside, opening_key, state_at
 from storage.beside import load_digests
 from storage.engine import State
 from storage.errors import InputFault, MissingObject, Refused
@@ -84,8 +84,8 @@ def check_divisible(run: Run, step: int) -> Entry:
 
 def state_part(run: Run, step: int, tensors: list[str]) -> State:
     """A published state with some of its tensors alone, named as "weights/…", proven by the ledger."""
-    found, store = nearest_state(run.store, step)
-    if found != step:
+    store = state_at(run.store, step)
+    if store is None:
         raise InputFault(f"{run.store.uri}: state {step} is not there, though its step was opened")
     return checkpoint.load(store, run.ledger, step, wanted=tensors)
 

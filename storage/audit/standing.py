@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from storage.audit.collect import Evidence
 from storage.audit.coverage import Proven, proven
 from storage.audit.named import Named
-from storage.audit.opened import opened_steps
+from storage.audit.opened import opened_steps, proven_states
 from storage.audit.statement import round_is_out
-from storage.audit.states import PROOFS, Audited, DrawnStep, Finding, copies, drawn_steps, findings, opened
+from storage.audit.states import PROOFS, Audited, DrawnStep, Finding, copies, drawn_steps, findings
 from storage.ledger import Ledger
 from storage.store import Store
 
@@ -54,7 +54,7 @@ class Standing:
 def standing(release: Store, ledger: Ledger, evidence: Evidence, named: Named, now: datetime) -> Standing:
     """The standing of the run in `release` by this evidence."""
     audited = Audited.of(evidence.certificates, named, len(ledger))
-    rows = drawn_steps(evidence, ledger, named, audited, opened(release), now)
+    rows = drawn_steps(evidence, ledger, named, audited, proven_states(release, ledger), now)
     return Standing(
         now=now.astimezone(UTC),
         named=named,

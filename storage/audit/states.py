@@ -15,12 +15,10 @@ from storage.audit.certificate import Body
 from storage.audit.collect import Evidence
 from storage.audit.draw import Draw
 from storage.audit.named import Named
-from storage.audit.opened import published_states
 from storage.audit.statement import Night, Statement, check_one_history, check_same, round_is_out
 from storage.audit.witness import Witness, in_time
 from storage.errors import Equivocation
 from storage.ledger import Entry, Ledger
-from storage.store import Store
 
 DEADLINE = timedelta(days=7)  # after the date of the draw
 STATES = {
@@ -83,11 +81,6 @@ class Match:
     last: int
 
 
-def opened(store: Store) -> frozenset[int]:
-    """Steps whose preceding state is published: by a checkpoint, or by an opening."""
-    return frozenset(k for k, _ in published_states(store))
-
-
 @dataclass(frozen=True)
 class Audited:
     """What named keys say of each step: how often it matched, which parts of it did, and for whom it, or a part, did
@@ -124,7 +117,7 @@ class Audited:
 def drawn_steps(
     evidence: Evidence, ledger: Ledger, named: Named, audited: Audited, published: Collection[int], now: datetime
 ) -> list[DrawnStep]:
-    """The state of every drawn step, by date and step. audited: by the evidence; published: see opened()."""
+    """The state of every drawn step, by date and step. audited: by the evidence; published: see proven_states()."""
     unlisted = Counter(body.step for body in evidence.certificates if body.auditor not in named)
     words = _words(evidence)
     rows = []

@@ -16,10 +16,11 @@ from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import Proven, first_for, proven
 from storage.audit.keys import Key
 from storage.audit.named import Named, load_named
+from storage.audit.opened import proven_states
 from storage.audit.settle import settle
 from storage.audit.standing import standing
 from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
-from storage.audit.states import Audited, DrawnStep, Finding, copies, findings, opened
+from storage.audit.states import Audited, DrawnStep, Finding, copies, findings
 from storage.audit.witness import bear_witness
 from storage.errors import UsageError
 from storage.store import LocalStore, MemoryStore, Store
@@ -54,13 +55,13 @@ def test_a_drawn_step_is_due_until_its_deadline_and_then_unanswered_or_overdue(s
     steps = scene.draw(count=12).steps
     assert steps == list(range(12)) and {row.state for row in scene.rows()} == {"due"}
     assert {row.state for row in scene.rows(now=LATE)} == {"unanswered"}
-    assert opened(scene.published) == set()
+    assert proven_states(scene.published, scene.ledger) == set()
     for step in (0, 5, 10):
         scene.published.create(f"checkpoints/{step:08d}.json", b"{}")
     late = {row.step: row.state for row in scene.rows(now=LATE)}
     assert late == {step: "overdue" if step in (0, 5, 10) else "unanswered" for step in range(12)}
-    scene.published.create("opened/checkpoints/00000003.json", b"{}")
-    assert {row.step: row.state for row in scene.rows(now=LATE)}[3] == "overdue"
+    scene.published.create("opened/checkpoints/00000003.json", b"{}")  # the name alone answers nothing
+    assert {row.step: row.state for row in scene.rows(now=LATE)} == late
     assert {row.basis for row in scene.rows()} == {"trainer's word"}
 
 
