@@ -295,7 +295,9 @@ def test_a_flipped_bit_in_an_opened_state(made: Small, auditor: Key) -> None:
     path = made.opened.path(checkpoint.object_key(manifest.parts[0].digest))
     flip(path, path.stat().st_size - 5)  # in the last tensor, a weight
     assert audit_piece(made.published, f"step {STEP} unit 0", drawn(made), "cpu", auditor).fault == "CheckpointFault"
-    assert audit_step(made.published, STEP, "cpu", auditor).fault == "CheckpointFault"
+    whole = audit_step(made.published, STEP, "cpu", auditor)  # from the checkpoint before, the opened state told
+    assert (whole.outcome, whole.compared) == (Outcome.MATCH, (5, 6))
+    assert [(bad.store, bad.key) for bad in whole.bad_copies] == [(made.opened.uri, checkpoint.checkpoint_key(STEP))]
 
 
 def test_a_unit_reads_its_windows_and_weights_alone(made: Small, auditor: Key) -> None:
