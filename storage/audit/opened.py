@@ -17,6 +17,7 @@ from storage.claims import FAULTS
 from storage.errors import Refused, StorageError, VerbatimError
 from storage.ledger import Ledger
 from storage.mirrors import BadCopy, Beside
+from storage.release import load_release
 from storage.run import Run
 from storage.store import Store
 
@@ -81,23 +82,25 @@ def state_at(release: Store, step: int) -> Store | None:
 def from_nearest(run: Run, step: int, load: Callable[[int, Store], T]) -> T:
     """`load(k, store)` of the last state k at or before `step` that was published, a checkpoint before what was opened.
 
-    In an opened state `load` may find a fault: that is told among the bad copies, and the next one before it is taken.
-    The release's own checkpoints are signed, so a fault in one is raised. Refused where there is none.
+    In an opened state, or in a checkpoint that the release does not list, `load` may find a fault: that is told among
+    the bad copies, and the next one before it is taken. What is listed was signed, so a fault in it is raised. Refused
+    where there is none.
     """
     found = [(k, store) for k, store in published_states(run.store) if k <= step]
     for k, store in sorted(found, key=lambda state: state[0], reverse=True):
         try:
             return load(k, store)
         except FAULTS as error:
-            if not isinstance(store, Beside):
+            key = checkpoint.checkpoint_key(k)
+            if store is run.store and key in load_release(run.store, run.ledger).objects:
                 raise
-            _tell(run, store, checkpoint.checkpoint_key(k), error)
+            _tell(run, store, key, error)
     raise Refused(f"no checkpoint at or before step {step} was published")
 
 
-def _tell(run: Run, beside: Beside, key: str, error: VerbatimError) -> None:
-    """Report an opened state wherever it is said to lie."""
-    for store in beside.stores:
+def _tell(run: Run, where: Store, key: str, error: VerbatimError) -> None:
+    """Report a state wherever it is said to lie."""
+    for store in where.stores if isinstance(where, Beside) else [where]:
         with suppress(*FAULTS):
             if key in store.list(key):
                 run.passed_over.append(BadCopy(store.uri, key, error.message))

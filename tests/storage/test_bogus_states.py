@@ -101,6 +101,13 @@ def test_a_bogus_state_answers_no_draw(opened: Small, bogus: str) -> None:
     assert proven_states(opened.published, ledger) == {0, 5, 10, 12}
 
 
+def test_a_checkpoint_that_the_release_does_not_list_is_passed_over_too(made: Small, auditor: Key) -> None:
+    made.published.create(KEY, b"{}")
+    verdict = audit_step(made.published, STEP, "cpu", auditor)
+    assert (verdict.outcome, verdict.compared) == (Outcome.MATCH, (5, 6, 7, 8)), verdict.detail
+    assert [(copy.store, copy.key) for copy in verdict.bad_copies] == [(made.published.uri, KEY)]
+
+
 def test_a_checkpoint_of_the_release_is_never_passed_over(opened: Small, auditor: Key) -> None:
     """It is signed: an audit that began elsewhere would hide that."""
     opened.published.path(checkpoint.checkpoint_key(5)).write_bytes(b"{}")
