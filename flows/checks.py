@@ -9,8 +9,9 @@ from typing import Any
 
 from storage import engine
 from storage import recipe as recipes
-from storage.audit import certificate, dispute, draw, held_out, statement
-from storage.audit.later import counts, find_later
+from storage.audit import dispute
+from storage.audit.given import check_given
+from storage.audit.later import counts
 from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
 from storage.audit.verdict import Report
@@ -26,55 +27,36 @@ COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory
 
 
 def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
-    """Check certificates, disputes, statements and draws against a published ledger, and all of them beside each other.
+    """Check records of audits against a published ledger, and all of them beside each other; see check_given().
 
     copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend
     and report of a replay, by which each proof of replay is made again. Raises CertificateFault or InputFault for the
     first that is wrong, Equivocation for two histories.
     """
     store = open_copies(copies)
-    ledger = Ledger(store)
-    bodies, done = [], []
-    nights: list[statement.Night] = []
-    for path in paths:
-        try:
-            data = read_file(path, dispute.MAX_DISPUTE)
-        except OSError as error:
-            raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
-        if data.startswith(draw.BEGINS):
-            drawn = draw.parse_draw(data, str(path), ledger)
-            nights.append(drawn.statement)
-            says = f"draw of {drawn.date}: steps {', '.join(map(str, drawn.steps))}"
-        elif data.startswith(statement.BEGINS):
-            night = statement.parse_night(data, str(path))
-            nights.append(night)
-            says = f"{night.body.kind} of {night.body.date}, by the run's trainer"
-        elif data.startswith(dispute.BEGINS):
-            body = dispute.read(data, ledger).body.certificate.body
-            bodies.append(body)
-            says = f"dispute of step {body.step}, by key {body.auditor}: verbatim dispute judges it"
-        else:
-            body = certificate.verify(data, ledger).body
-            held_out.check_recorded(store, ledger, body)
-            bodies.append(body)
-            says = f"{body.piece} {body.verdict}, by key {body.auditor}"
-        done.append({"what": str(path), "says": says})
-    statement.check_together(nights, ledger)
-    certificate.check_own(bodies)
+    given = check_given(((str(path), _read(path)) for path in paths), store, Ledger(store))
     if again:
-        check_proofs(store, bodies, *again)
+        check_proofs(store, given.bodies, *again)
+    done = [{"what": where, "says": says} for where, says in given.says.items()]
     return done + [copy.document() for copy in bad_copies(store)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_file(path, dispute.MAX_DISPUTE)
+    except OSError as error:
+        raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
 
 
 def release(copies: list[str]) -> list[dict[str, str]]:
     """Check a published run, of which there may be several copies; see check_release(). No cache is used."""
     store = open_copies(copies, cached=False)
-    body = check_release(store)
-    later = counts(find_later(store, body.objects))
+    body, later = check_release(store)
+    kinds = counts(later).items()
     return [
         {"what": store.uri, "says": f"run {body.run}, {body.steps} steps, {len(body.objects)} objects"},
         {"what": "trajectory root", "says": body.trajectory_root},
-        *({"what": f"later {kind}", "says": f"{number}, none listed, each proven"} for kind, number in later.items()),
+        *({"what": f"later {kind}", "says": f"{number}, none listed, each proven"} for kind, number in kinds),
         *(copy.document() for copy in bad_copies(store)),
     ]
 

@@ -24,11 +24,12 @@ from storage.store import Store, open_store
 SHOWN = 40  # rows that a person is shown
 
 
-def _collected(store: str, records: list[str], named: Path | None) -> tuple[Store, Ledger, Evidence, Named]:
-    release = open_store(store)
+def _collected(store: str, records: list[str], named: Path | None, *own: str) -> tuple[Store, Ledger, Evidence, Named]:
+    """own: keys whose certificates are wanted too, though they are not named."""
+    release, names = open_store(store), load_named(named) if named else {}
     ledger = Ledger(release)
-    evidence = collect([release, *map(open_store, records)], ledger)
-    return release, ledger, evidence, load_named(named) if named else {}
+    evidence = collect([release, *map(open_store, records)], ledger, {*names, *own})
+    return release, ledger, evidence, names
 
 
 def report(store: str, records: list[str], named: Path | None, page: Path | None = None) -> dict[str, Any]:
@@ -57,6 +58,7 @@ def report(store: str, records: list[str], named: Path | None, page: Path | None
         "found_in": evidence.found_in,
         "named": sorted(set(names.values())),
         "certificates": len(evidence.certificates),
+        "beyond": evidence.beyond,
         "unlisted": sum(body.auditor not in names for body in evidence.certificates),
         "levels": found.levels,
         "proven": asdict(found.proven) | {"smallest": found.proven.smallest} | {"chances": chances},
@@ -86,6 +88,8 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
     for each in found["disputes"]:
         yield f"dispute: step {each['step']}, by {each['by']}: {each['where']}; verbatim dispute judges it"
+    if found["beyond"]:
+        yield f"not counted: {found['beyond']} more records, faulty or by keys without a name: too many to look at"
     yield from (f"copied: {said}" for said in found["copied"])
     yield from (f"not counted: {where}: {why}" for where, why in found["faulty"].items())
     levels = Counter(found["levels"])
@@ -132,9 +136,10 @@ def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> 
     of: how many drawn steps are open to the key. unit: of a step that was opened, one that neither this key nor a named
     one audited, else None: a stranger's certificate keeps nobody from looking.
     """
-    release, ledger, evidence, names = _collected(store, records, named)
-    auditor, bodies = load_or_create_key(keys, "auditor"), evidence.certificates
+    auditor = load_or_create_key(keys, "auditor")
     key = auditor.public
+    release, ledger, evidence, names = _collected(store, records, named, key)
+    bodies = evidence.certificates
     own = {body.step for body in bodies if body.auditor == key and isinstance(body.reproduced, Entry)}
     found = standing(release, ledger, evidence, names, datetime.now(UTC))
     open_to = [row for row in found.rows if row.state != "confirmed" and row.step not in own]

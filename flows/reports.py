@@ -1,6 +1,7 @@
 """The pages of published runs on this machine, for a browser beside the UI, which may not open files by itself.
 
-Serves what lies in a release, a folder with a RELEASE.json, and nothing else: whoever publishes means it to be read.
+Serves what lies in a release, a folder with a RELEASE.json, and pages that were made of runs beside their records;
+nothing else: whoever publishes means it to be read.
 On the loopback interface, like the UI.
 """
 
@@ -15,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+from storage.page.report import is_kept_page
 from storage.release import RELEASE_KEY
 
 
@@ -36,10 +38,10 @@ class _Releases(SimpleHTTPRequestHandler):
         return str(Path(super().translate_path(path)).resolve())
 
     def send_head(self) -> BytesIO | BinaryIO | None:
-        """Not found where it is in no release."""
+        """Not found where it is in no release, and no page."""
         try:
             path = Path(self.translate_path(self.path))
-            published = any((folder / RELEASE_KEY).is_file() for folder in (path, *path.parents))
+            published = is_kept_page(path) or any((at / RELEASE_KEY).is_file() for at in (path, *path.parents))
         except (OSError, ValueError):  # a folder that may not be read, a name too long, a zero byte
             published = False
         if not published:

@@ -1,4 +1,4 @@
-"""The nightly sample: draw steps that nobody could predict, record the draw, then audit them."""
+"""The nightly sample: draw steps that nobody could predict, record the draw, audit them, report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from prefect import flow
 from flows.forms import Address, Backend, Count, Place
 from flows.naming import named, tagged
 from tasks.audit import AuditFailed, audit_step
+from tasks.page import report_page
 from tasks.references import Audited, absolute, records_of
 from tasks.sample import draw_steps
 
@@ -22,8 +23,8 @@ def nightly_sample(
     """Settle all nights up to this one, and audit the steps that were drawn.
 
     One statement and one draw a date, whichever slot runs and however often: a night whose statement was not drawn yet
-    is drawn now, an earlier one without a statement is recorded as missed. Fails unless all audits match, after the
-    last.
+    is drawn now, an earlier one without a statement is recorded as missed. The run's report page beside the records is
+    then made anew. Fails unless all audits match, after that.
 
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
@@ -45,6 +46,10 @@ def nightly_sample(
                 done.append(audit_step(release, step, backend, kept, night))
             except AuditFailed as error:  # every step that was drawn is answered, whatever became of another
                 failed.append(error)
-    if failed:
-        raise failed[0]
+    try:
+        with tagged(published):
+            report_page(release, kept)
+    finally:  # what an audit found comes first
+        if failed:
+            raise failed[0]
     return done

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.audit.beacon import open_source
-from storage.audit.keys import load_or_create_key
+from storage.audit.keys import load_key, load_or_create_key
 from storage.audit.settle import Settled, settle
 from storage.audit.statement import MAX_STATEMENT, Statement, parse_night, round_is_out
 from storage.audit.witness import bear_witness
@@ -22,7 +22,7 @@ def sample(store: str, beacon: str, count: int, records: str, keys: Path) -> dic
     """State today's draw and make every draw whose round is out; see settle()."""
     kept, ledger = open_store(records), Ledger(open_store(store))
     source = open_source(beacon, kept)
-    return _settled(settle(kept, ledger, load_or_create_key(keys, "trainer"), source, count, datetime.now(UTC)))
+    return _settled(settle(kept, ledger, load_key(keys, "trainer"), source, count, datetime.now(UTC)))
 
 
 def _settled(settled: Settled) -> dict[str, Any]:

@@ -70,8 +70,11 @@ def _check(value: Any, where: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise NotCanonical(f"duplicate key {next(n for n in names if names.count(n) > 1)!r}")
+        seen = set[str]()
+        for name, _ in pairs:
+            if name in seen:
+                raise NotCanonical(f"duplicate key {name!r}")
+            seen.add(name)
     return result
 
 

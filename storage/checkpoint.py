@@ -138,6 +138,16 @@ def check(store: Store, ledger: Ledger, step: int) -> None:
         pass
 
 
+def check_there(store: Store, ledger: Ledger, step: int) -> None:
+    """CheckpointFault or MissingObject unless checkpoint `step` is the ledger's by manifest and leaf digests, and each
+    part has its size and header; cheap, reads no tensor."""
+    manifest = load_manifest(store, ledger, step)
+    shapes = state_shapes(ledger.header.run_spec().model)
+    sound(store, object_key(manifest.leaves), lambda copy: _load_leaves(copy, manifest, shapes))
+    for part in manifest.parts:
+        _begin(store, part, shapes, step)
+
+
 def verified_tensors(store: Store, ledger: Ledger, step: int) -> Iterator[tuple[str, np.ndarray]]:
     """(name, every tensor of checkpoint `step`), verified, one at a time; faults as in load()."""
     return _tensors(store, load_manifest(store, ledger, step), state_shapes(ledger.header.run_spec().model))
@@ -233,11 +243,9 @@ def _decode(
     wanted: Collection[str] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The part's wanted tensors as arrays of their own, verified: size and header first, then piece by piece."""
-    key, header = object_key(part.digest), safetensors_header(part.tensors, shapes)
-    start = len(header)
-    sizes = [4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors]
-    sound(store, key, lambda copy: _check_header(copy, key, header, len(header) + sum(sizes), step))
-    for name, size in zip(part.tensors, sizes):
+    key, start = object_key(part.digest), _begin(store, part, shapes, step)
+    for name in part.tensors:
+        size = 4 * int(np.prod(shapes[name], dtype=np.int64))
         if wanted is not None and name not in wanted:
             start += size
             continue
@@ -248,6 +256,14 @@ def _decode(
             sound(store, key, partial(_fill, key=key, piece=piece, step=step))
         yield name, array
         start += size
+
+
+def _begin(store: Store, part: Part, shapes: Shapes, step: int) -> int:
+    """Where the part's tensors begin, behind its header; its header and size are verified."""
+    key, header = object_key(part.digest), safetensors_header(part.tensors, shapes)
+    size = len(header) + sum(4 * int(np.prod(shapes[name], dtype=np.int64)) for name in part.tensors)
+    sound(store, key, lambda copy: _check_header(copy, key, header, size, step))
+    return len(header)
 
 
 @dataclass(frozen=True)

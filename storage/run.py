@@ -11,7 +11,7 @@
 A published release is the same layout, with the mix under mix/ and RELEASE.json (publish.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from model import schedule
@@ -21,6 +21,7 @@ from storage import engine, provenance
 from storage.errors import LedgerFault, Refused, UsageError, VerbatimError
 from storage.ledger import HEADER_KEY, Header, Ledger, create_header
 from storage.memory import plan_for
+from storage.mirrors import BadCopy
 from storage.store import Store, open_store
 from storage.stream import Stream
 
@@ -29,12 +30,16 @@ RECIPE_KEY = "recipe.yaml"
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run. The ledger is verified; `stream` is the mix that its header names."""
+    """An opened run. The ledger is verified; `stream` is the mix that its header names.
+
+    passed_over: opened states that proved not to be what they are said to be (audit/opened.py).
+    """
 
     store: Store
     stream: Stream
     ledger: Ledger
     spec: RunSpec
+    passed_over: list[BadCopy] = field(default_factory=list)
 
     @property
     def steps(self) -> int:

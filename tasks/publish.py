@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from storage.audit.keys import load_or_create_key
+from storage.audit.keys import load_key
 from storage.copying import PublishProgress
 from storage.publish import publish
 from storage.release import ReleaseBody
@@ -27,7 +27,7 @@ def publish_run(run: str, mix: str, target: str, records: str = "") -> Published
         moved = f"{done.bytes / 1e6:,.0f} of {done.of_bytes / 1e6:,.0f} MB"
         progress(done.objects, f"{moved}, {done.rate / 1e6:,.1f} MB/s")
 
-    key, kept = load_or_create_key(KEYS, "trainer"), open_store(records) if records else None
+    key, kept = load_key(KEYS, "trainer"), open_store(records) if records else None
     done = publish(open_store(run), open_store(mix), open_store(target), key, kept, report)
     body = done.release
     show.result(

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from storage.audit.beacon import open_source
 from storage.audit.collect import collect
 from storage.audit.draw import Draw
-from storage.audit.keys import load_or_create_key
+from storage.audit.keys import load_key, load_or_create_key
 from storage.audit.settle import Settled, settle
 from storage.ledger import Ledger
 from storage.store import Store, open_store
@@ -26,7 +26,7 @@ SHOWN = 100  # nights in the artifact; the records have them all
 def draw_steps(store: str, count: int, records: str, beacon: str = "") -> dict[str, list[int]]:
     """Date → steps to audit: of today's draw, and of those of earlier statements that were still due; without those
     that this machine audited already, however often a night is settled. Waits for today's round."""
-    kept, ledger, key = open_store(records), Ledger(open_store(store)), load_or_create_key(KEYS, "trainer")
+    kept, ledger, key = open_store(records), Ledger(open_store(store)), load_key(KEYS, "trainer")
     source = open_source(beacon, kept)
     late: dict[str, Draw] = {}  # made before the wait: later calls know them as drawn
     while (settled := settle(kept, ledger, key, source, count, datetime.now(UTC))).due:
@@ -43,7 +43,7 @@ def _answered(records: Store, ledger: Ledger) -> set[tuple[str, int]]:
     key = load_or_create_key(KEYS, "auditor").public
     return {
         (body.draw.date, body.step)
-        for body in collect([records], ledger).certificates
+        for body in collect([records], ledger, [key]).certificates
         if body.auditor == key and body.draw and body.step is not None
         if body.verdict == "match" and body.piece == f"step {body.step}"
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import quote
 
 from prefect.artifacts import create_markdown_artifact
@@ -26,6 +27,12 @@ def link(uri: str) -> str:
     if "://" in uri or not served:
         return f"`{uri}`"
     return f"[report]({served}{quote(uri)}/{PAGE}), store `{uri}`"
+
+
+def page_link(file: Path) -> str:
+    """Markdown that leads to a page on this machine, or its path where no browser gets it."""
+    served = os.environ.get(REPORTS)
+    return f"[{file.name}]({served}{quote(str(file))})" if served else f"`{file}`"
 
 
 def picture(svg: str, text: str) -> str:

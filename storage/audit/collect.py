@@ -4,9 +4,13 @@ Stores are an auditor's, a witness's, the trainer's, or a release, which may hol
 list names, and whatever came later. A record that does not check out, or that this user may not read, is told and
 counts for nothing; one that contradicts the ledger with the trainer's signature is a finding against the run
 (states.py).
+
+Keys cost nothing, so strangers can sign without end: of what keys without a name say, MAX_UNLISTED bytes are held; the
+rest is counted and passed over. It can't crowd out a key that the reader names.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,13 +25,20 @@ from storage.errors import CertificateFault, Equivocation, InputFault, NoPermiss
 from storage.ledger import Ledger
 from storage.store import Store, object_digest
 
+MAX_UNLISTED = 8 << 20  # some 4,000 certificates
+MAX_FAULTY = 1000
+MAX_DRAWS = 8  # of one night: two are enough to count against the run
+_SIGNER = re.compile(  # of a certificate, a dispute, a witness: no string of canonical JSON holds a bare quote
+    rb'"body":\{"auditor":"(?P<auditor>[0-9a-f]{64})"|"witness":"(?P<witness>[0-9a-f]{64})"\},"signature"'
+)
 BASES = ("", "audits/")  # where records lie: in a store of their own, in a release
 
 
 @dataclass
 class Evidence:
     """Records of one run, each once. disputes: "store: key" → the accuser's certificate, which is among the others.
-    faulty: "store: key" → what is wrong; against: proofs of two histories.
+    faulty: "store: key" → what is wrong; against: proofs of two histories. beyond: how many records were
+    passed over, as there are too many of their kind: by keys without a name, faulty, draws of one night.
     found_in: address of each store that was read → how many records it has.
     """
 
@@ -39,12 +50,13 @@ class Evidence:
     disputes: dict[str, Body] = field(default_factory=dict)
     faulty: dict[str, str] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
+    beyond: int = 0
     found_in: dict[str, int] = field(default_factory=dict)
 
 
-def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
-    """Everything that the stores hold about this run."""
-    collector = _Collector(ledger)
+def collect(stores: Iterable[Store], ledger: Ledger, named: Collection[str] = ()) -> Evidence:
+    """What the stores hold about this run. named: keys whose certificates and words are held however many there are."""
+    collector = _Collector(ledger, named)
     for store in {store.uri: store for store in stores}.values():
         for base in BASES:
             collector.read(store, base)
@@ -53,9 +65,9 @@ def collect(stores: Iterable[Store], ledger: Ledger) -> Evidence:
 
 
 class _Collector:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, named: Collection[str]) -> None:
         self.found = Evidence()
-        self._ledger, self._seen = ledger, set[str]()
+        self._ledger, self._named, self._room, self._seen = ledger, frozenset(named), MAX_UNLISTED, set[str]()
         self._draws: dict[str, tuple[Draw, bytes]] = {}
 
     def read(self, store: Store, base: str) -> None:
@@ -76,9 +88,9 @@ class _Collector:
     def _read_all(self, store: Store, keys: list[str], limit: int, take: Callable[[bytes, str], None]) -> None:
         for key in keys:
             where = f"{store.uri}: {key}"
-            with self._told(where):
+            with self._told(where, among_many=True):
                 data = store.read(key, limit=limit)
-                if self._is_new(data):
+                if self._is_new(data) and not self._is_beyond(data):
                     take(data, where)
 
     def take_draws(self) -> None:
@@ -89,13 +101,16 @@ class _Collector:
                 self._draw(data, where)
 
     @contextmanager
-    def _told(self, where: str) -> Iterator[None]:
+    def _told(self, where: str, among_many: bool = False) -> Iterator[None]:
         try:
             yield
         except Equivocation as error:
             self.found.against.append(error.message)
         except (InputFault, NoPermission) as error:
-            self.found.faulty[where] = error.message
+            if among_many and len(self.found.faulty) >= MAX_FAULTY:
+                self.found.beyond += 1
+            else:
+                self.found.faulty[where] = error.message
 
     def _is_new(self, data: bytes) -> bool:
         digest = object_digest(data)  # a stranger's disputes are too long to be held
@@ -112,12 +127,17 @@ class _Collector:
             self.found.missed.append(night)
 
     def _witness(self, data: bytes, where: str) -> None:
-        self.found.witnesses.append(parse_witness(data, where, self._ledger.run_id))
+        witness = parse_witness(data, where, self._ledger.run_id)
+        self._hold(witness.body.witness, data)
+        self.found.witnesses.append(witness)
 
     def _put_by(self, data: bytes, where: str) -> None:
         draw = Draw.parse(data, where)
         check_night(draw.statement, self._ledger)  # or any stranger could have curves computed and memory filled
-        self._draws[where] = draw, data
+        if sum(other.date == draw.date for other, _ in self._draws.values()) < MAX_DRAWS:
+            self._draws[where] = draw, data
+        else:
+            self.found.beyond += 1
 
     def _draw(self, data: bytes, where: str) -> None:
         draw = parse_draw(data, where, self._ledger)
@@ -129,6 +149,7 @@ class _Collector:
         # One folder serves every run that its owner audits.
         certificate = Certificate.parse(data, where, CertificateFault)
         if certificate.body.run == self._ledger.run_id:
+            self._hold(certificate.body.auditor, data)
             self.found.certificates.append(check(certificate, self._ledger))
 
     def _dispute(self, data: bytes, where: str) -> None:
@@ -136,6 +157,19 @@ class _Collector:
         if certificate.body.run != self._ledger.run_id:
             return
         read_dispute(data, self._ledger)
+        self._hold(certificate.body.auditor, plain := certificate.canonical())
         self.found.disputes[where] = certificate.body
-        if self._is_new(certificate.canonical()):
+        if self._is_new(plain):
             self.found.certificates.append(certificate.body)
+
+    def _hold(self, key: str, data: bytes) -> None:
+        """Count what is held of what keys without a name said, before it is checked, which takes the most time."""
+        self._room -= 0 if key in self._named else len(data)
+
+    def _is_beyond(self, data: bytes) -> bool:
+        """Whether it is signed by a key without a name, and there is no room for more of them."""
+        if self._room > 0 or not (match := _SIGNER.search(data)):
+            return False
+        beyond = (match["auditor"] or match["witness"]).decode() not in self._named
+        self.found.beyond += beyond
+        return beyond

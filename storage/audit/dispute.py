@@ -32,7 +32,6 @@ from storage.store import Store, object_digest
 
 MAX_DISPUTE = 64 << 20
 PURPOSE = "dispute"
-BEGINS = b'{"body":{"agreed":'  # a dispute, and no certificate
 Right = Literal["ledger", "accuser", "neither", ""]
 
 

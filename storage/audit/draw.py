@@ -22,7 +22,6 @@ from storage.records import Count, Digest, Record, Text
 from storage.store import Readable, Store
 
 MAX_DRAW = 1 << 20
-BEGINS = b'{"beacon":'  # a draw, and no other record
 
 
 class Draw(Record):

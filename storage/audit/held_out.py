@@ -15,10 +15,11 @@ from storage import checkpoint, engine
 from storage.audit.certificate import HELD_OUT, Body, piece_proof, sign
 from storage.audit.confirm import confirmed
 from storage.audit.keys import Key
-from storage.audit.opened import nearest_state
+from storage.audit.opened import from_nearest
 from storage.audit.preflight import preflight
 from storage.audit.replay import judged
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
+from storage.engine import State
 from storage.errors import CertificateFault, MissingObject, Refused
 from storage.figures import Probe, SourceLoss, load_probe, measured, probe_key
 from storage.ledger import Ledger
@@ -69,22 +70,26 @@ def redo(run: Run, step: int, backend_name: str, report: Report) -> Found:
     """The held-out losses of a published state, on this machine; Refused if the state was not published."""
     if step > len(run.ledger):
         raise Refused(f"state {step} is not in the ledger, which records {len(run.ledger)} steps")
-    nearest, source = nearest_state(run.store, step)
+    backend = engine.load_backend(backend_name)
+    memory = preflight(run.spec, "unit", backend, report)
+    state = from_nearest(run, step, lambda k, source: _weights(run, step, k, source, report)).placed(backend.to_device)
+    report(AuditProgress("held-out windows", step, 0, 1, None))
+    sums: dict[str, np.ndarray] = {}
+    probe = measured(run, backend, state, memory, SOLO, sums.__setitem__)
+    return Found(run.ledger.run_id, probe, dict(sorted(sums.items())))
+
+
+def _weights(run: Run, step: int, nearest: int, source: Store, report: Report) -> State:
+    """The weights of state `step`, which lies in `source` if it is the nearest that was published."""
     if nearest != step:
         raise Refused(
             f"state {step} was not published; the last one before it is state {nearest}",
             cause="losses are measured of checkpoints",
             next_step=f"verbatim evaluate {run.store.uri} --step {nearest}",
         )
-    backend = engine.load_backend(backend_name)
-    memory = preflight(run.spec, "unit", backend, report)
     report(AuditProgress("checkpoint", step, 0, 1, None))
     wanted = [f"weights/{name}" for name in run.spec.model.shapes()]
-    state = checkpoint.load(source, run.ledger, step, wanted=wanted).placed(backend.to_device)
-    report(AuditProgress("held-out windows", step, 0, 1, None))
-    sums: dict[str, np.ndarray] = {}
-    probe = measured(run, backend, state, memory, SOLO, sums.__setitem__)
-    return Found(run.ledger.run_id, probe, dict(sorted(sums.items())))
+    return checkpoint.load(source, run.ledger, step, wanted=wanted)
 
 
 def check_recorded(store: Store, ledger: Ledger, body: Body) -> None:

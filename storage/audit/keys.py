@@ -7,7 +7,8 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from kernels.digest import digest
-from storage.errors import StorageError, UsageError
+from storage.errors import Refused, StorageError, UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _MAX_FILE = 4096
@@ -54,13 +55,36 @@ def load_or_create_key(folder: Path, name: str) -> Key:
 
     Raises StorageError if others can read the file, or it is no such key; UsageError for a name that is none.
     """
-    if not _NAME.match(name):
-        raise UsageError(f"key name {name!r}: letters, digits, '-' and '_' are allowed")
-    path = folder / f"{name}.key"
-    try:
+    path = _path(folder, name)
+    with _told(path):
         if not path.exists():
             _create(path)
         return _load(path)
+
+
+def load_key(folder: Path, name: str) -> Key:
+    """The key `<name>.key` of the folder; Refused, and nothing made, if there is none. Raises as load_or_create_key."""
+    path = _path(folder, name)
+    with _told(path):
+        if not path.exists():
+            raise Refused(
+                f"there is no key {path}: what was asked needs the {name} of this very run",
+                cause="another key folder than in training, or another's run",
+                next_step="name the folder of the key that the run was begun with; nothing was written",
+            )
+        return _load(path)
+
+
+def _path(folder: Path, name: str) -> Path:
+    if not _NAME.match(name):
+        raise UsageError(f"key name {name!r}: letters, digits, '-' and '_' are allowed")
+    return folder / f"{name}.key"
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}", next_step="choose a key folder that you own") from error
 

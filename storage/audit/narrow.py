@@ -22,7 +22,7 @@ from kernels.traced import Operation, Traced
 from model.memory import KEEP_ALL, MemoryPlan
 from storage import checkpoint
 from storage.advance import advance
-from storage.audit.opened import nearest_state
+from storage.audit.opened import state_at
 from storage.audit.replay import Replay
 from storage.beside import differing_tensors
 from storage.engine import State
@@ -101,12 +101,12 @@ def first_place(run: Run, state: State, tensors: Sequence[str]) -> Place | None:
     """Where the first of these tensors of the state first differs from the published one; None where that is not
     published, or proves nothing."""
     wanted = set(tensors)
-    step, source = nearest_state(run.store, state.step)
-    if step != state.step:
+    source = state_at(run.store, state.step)
+    if source is None:
         return None
     found = state.tensors()
     try:
-        for name, published in checkpoint.verified_tensors(source, run.ledger, step):
+        for name, published in checkpoint.verified_tensors(source, run.ledger, state.step):
             if name in wanted and (place := _place(name, published, found[name])):
                 return place
     except InputFault:  # that the entries differ stands without it

@@ -19,12 +19,13 @@ from storage import checkpoint, engine
 from storage.advance import Advanced, advance
 from storage.audit.draw import Draw
 from storage.audit.fingerprints import PRIME, check_size, fingerprints
-from storage.audit.opened import is_open, nearest_state, opened_beside
+from storage.audit.opened import from_nearest, is_open, opened_beside, state_at
 from storage.audit.opening import Opened, Unit, check_divisible, load_opening, publish_opening, unit_count
 from storage.audit.partial import unit_by_unit
 from storage.audit.preflight import preflight
 from storage.audit.replay import open_checked
 from storage.audit.verdict import AuditProgress, Report
+from storage.claims import FAULTS
 from storage.engine import State
 from storage.errors import MachineFault, Refused
 from storage.ledger import check_same
@@ -71,17 +72,20 @@ def open_step(
 
 def _state_before(run: Run, target: Store, backend: ModuleType, memory: MemoryPlan, step: int, report: Report) -> State:
     """State `step` on the device, from the nearest that was published; and published in `target`, unless it is."""
-    first, source = nearest_state(run.store, step)
-    report(AuditProgress("checkpoint", first, 0, step - first, None))
-    place = moments(run.spec, memory, run.store)
-    state = checkpoint.load(source, run.ledger, first, place).placed(backend.to_device)
-    began = time.monotonic()
+
+    def load(first: int, source: Store) -> State:
+        report(AuditProgress("checkpoint", first, 0, step - first, None))
+        return checkpoint.load(source, run.ledger, first, moments(run.spec, memory, run.store))
+
+    state = from_nearest(run, step, load).placed(backend.to_device)
+    first, began = state.step, time.monotonic()
     while state.step < step:
         done = state.step - first
         left = (time.monotonic() - began) / done * (step - state.step) if done else None
         report(AuditProgress("replay", state.step, done, step - first, left))
         _compared(run, advance(run, backend, state, memory=memory))
-    _publish_state(run, target, backend, state)
+    if first < step:
+        _publish_state(run, target, backend, state)
     return state
 
 
@@ -90,7 +94,14 @@ def _compared(run: Run, found: Advanced) -> None:
 
 
 def _publish_state(run: Run, target: Store, backend: ModuleType, state: State) -> None:
-    if nearest_state(run.store, state.step)[0] != state.step:
+    """Unless it is there already: a checkpoint of the release, or an opened state that is what the ledger records."""
+    source = state_at(run.store, state.step)
+    try:
+        if source is not None and source is not run.store:
+            checkpoint.check(source, run.ledger, state.step)
+    except FAULTS:
+        source = None
+    if source is None:
         checkpoint.save(target, run.ledger, state.placed(backend.to_host))
 
 

@@ -24,7 +24,7 @@ from storage import checkpoint
 from storage.audit.certificate import Beacon, DrawReference
 from storage.audit.draw import Draw
 from storage.audit.fingerprints import PRIME, chosen_tensor
-from storage.audit.opened import is_open, nearest_state, opened_beside, opening_key
+from storage.audit.opened import is_open, opened_beside, opening_key, state_at
 from storage.beside import load_digests
 from storage.engine import State
 from storage.errors import InputFault, MissingObject, Refused
@@ -84,8 +84,8 @@ def check_divisible(run: Run, step: int) -> Entry:
 
 def state_part(run: Run, step: int, tensors: list[str]) -> State:
     """A published state with some of its tensors alone, named as "weights/…", proven by the ledger."""
-    found, store = nearest_state(run.store, step)
-    if found != step:
+    store = state_at(run.store, step)
+    if store is None:
         raise InputFault(f"{run.store.uri}: state {step} is not there, though its step was opened")
     return checkpoint.load(store, run.ledger, step, wanted=tensors)
 
@@ -131,9 +131,13 @@ class Opened:
         return Unit(nll=self.opening.nll[number], lse2=self.opening.lse2[number], fingerprints=phis)
 
 
-def load_opening(run: Run, step: int) -> Opened:
-    """The opening of a step, of several the first that can be this step's; Refused where there is none, InputFault
-    where none can be."""
+class AnotherDraw(InputFault):
+    """An opening's coefficients are not of the draw that is audited."""
+
+
+def load_opening(run: Run, step: int, draw: Draw | None = None) -> Opened:
+    """The opening of a step, of several the first that can be this step's, by this draw if one is given; Refused where
+    there is none, InputFault where none can be, AnotherDraw where it is of another draw."""
     key = opening_key(step)
     if not is_open(run.store, step):
         raise Refused(
@@ -141,10 +145,10 @@ def load_opening(run: Run, step: int) -> Opened:
             cause="nobody published it after the step was drawn",
             next_step=f"verbatim open STORE --step {step} --draw DATE; or audit the whole step",
         )
-    return opened_beside(run.store).sound(key, lambda store: _read_opening(run, step, store))
+    return opened_beside(run.store).sound(key, lambda store: _read_opening(run, step, store, draw))
 
 
-def _read_opening(run: Run, step: int, store: Store) -> Opened:
+def _read_opening(run: Run, step: int, store: Store, draw: Draw | None) -> Opened:
     key = opening_key(step)
     opening = Opening.parse(store.read(key, limit=MAX_OPENING), key)
     names, count = list(run.spec.model.shapes()), unit_count(run, step)
@@ -156,6 +160,13 @@ def _read_opening(run: Run, step: int, store: Store) -> Opened:
     ):
         if found != expected:
             raise _fault(f"{key}: its {what} is {found}, expected {expected}")
+    if draw and (opening.draw, opening.beacon) != (draw.reference(), draw.beacon):
+        raise AnotherDraw(
+            f"step {step} was opened for the draw of {opening.draw.date} ({opening.draw.record}), not for that of "
+            f"{draw.date} ({draw.reference().record})",
+            cause="it was drawn twice, or the opening's draw is another than the recorded one",
+            next_step="name the draw that it was opened for, or audit the whole step",
+        )
     table = np.frombuffer(_read(store, opening.fingerprints, 8 * count * len(names)), "<u8")
     if table.max() >= PRIME:
         raise _fault(f"{key}: a fingerprint is {table.max()}; they are below {PRIME}")

@@ -31,6 +31,7 @@ from storage.audit.fingerprints import PRIME, check_size, fingerprint
 from storage.audit.keys import Key
 from storage.audit.open import unit_of
 from storage.audit.opening import (
+    AnotherDraw,
     Opened,
     check_divisible,
     load_gradient,
@@ -98,14 +99,10 @@ def redo(run: Run, piece: str, backend: str, report: Report, draw: Draw | None =
     """What comes of a part on this machine; Refused if it was not opened, or for another draw than this one."""
     _, step, part, *unit = piece.split()
     entry = check_divisible(run, int(step))
-    opened = load_opening(run, entry.step)
-    if draw and (opened.opening.draw, opened.opening.beacon) != (draw.reference(), draw.beacon):
-        raise Refused(
-            f"step {entry.step} was opened for the draw of {opened.opening.draw.date} "
-            f"({opened.opening.draw.record}), not for that of {draw.date} ({draw.reference().record})",
-            cause="it was drawn twice, or the opening's draw is another than the recorded one",
-            next_step="name the draw that it was opened for, or audit the whole step",
-        )
+    try:
+        opened = load_opening(run, entry.step, draw)
+    except AnotherDraw as other:
+        raise Refused(other.message, cause=other.cause, next_step=other.next_step) from None
     work = _unit(int(unit[0])) if unit else {"sum": _sum, "update": _update}[part]
     return entry, opened, work(run, entry, opened, engine.load_backend(backend), report)
 

@@ -1,10 +1,12 @@
 """A published run checked without a replay: is every record genuine, and do all of them agree?"""
 
+from typing import NamedTuple
+
 from storage import checkpoint
 from storage.audit.check import check_entries
 from storage.audit.contents import check_listed, needed
 from storage.audit.kept import AUDITS, records_of
-from storage.audit.later import check_genuine, check_later, find_later
+from storage.audit.later import Later, check_genuine, check_later, find_later
 from storage.classes import AUDIT_CLASSES
 from storage.code_archive import LOCK, LOCK_KEY, MAX_ARCHIVE, archive_key, code_of, unpack
 from storage.errors import InputFault
@@ -15,8 +17,15 @@ from storage.run import Run, open_release
 from storage.store import Store, object_digest
 
 
-def check_release(store: Store) -> ReleaseBody:
-    """The release in `store`, every byte of it read.
+class Checked(NamedTuple):
+    """What was found to be sound: the release, and what came later to each copy."""
+
+    body: ReleaseBody
+    later: Later
+
+
+def check_release(store: Store) -> Checked:
+    """The release in `store`, every byte of it read, its copies listed once.
 
     Chain and signature; every object as listed, nothing beside them but what proves itself (later.py), and everything
     that a replay reads listed; code and lock; the export against the last checkpoint; records of audits; what each
@@ -37,7 +46,7 @@ def check_release(store: Store) -> ReleaseBody:
     run.stream.check()
     for step in checkpoint.steps(store):
         checkpoint.check(store, run.ledger, step)
-    return body
+    return Checked(body, later)
 
 
 def _digests(body: ReleaseBody) -> dict[str, str]:

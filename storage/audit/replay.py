@@ -23,7 +23,7 @@ from storage.audit.confirm import confirmed
 from storage.audit.contents import MANIFEST_KEY, MIX
 from storage.audit.draw import Draw
 from storage.audit.keys import Key
-from storage.audit.opened import nearest_state
+from storage.audit.opened import from_nearest
 from storage.audit.partial import unit_by_unit
 from storage.audit.preflight import preflight
 from storage.audit.verdict import AuditProgress, Outcome, Report, Verdict
@@ -32,7 +32,7 @@ from storage.engine import State
 from storage.errors import Divergence, InputFault, MachineFault, Refused
 from storage.ledger import HEADER_KEY, Entry, Ledger, differing_fields
 from storage.memory import moments, plan_for
-from storage.mirrors import bad_copies
+from storage.mirrors import BadCopy, bad_copies
 from storage.provenance import provenance
 from storage.release import load_release
 from storage.run import Run, run_of
@@ -120,12 +120,14 @@ def _find_initial(store: Store, backend: str, report: Report, key: Key | None = 
 
 def judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:
     """Open the release, do the cheap checks and the work, and turn what they raise into a verdict."""
-    began = time.monotonic()
+    began, passed = time.monotonic(), list[BadCopy]()
     try:
         report(AuditProgress("self-test", None, 0, 0, None))
         engine.self_test(backend, lambda text: report(AuditProgress(text, None, 0, 0, None)))
         report(AuditProgress("ledger", None, 0, 0, None))
-        verdict = work(open_checked(store))
+        run = open_checked(store)
+        passed = run.passed_over
+        verdict = work(run)
     except Divergence as error:
         verdict = Verdict(
             Outcome.NO_MATCH, piece, str(error), differs_at=error.step, fields=error.fields, tensors=error.tensors
@@ -138,7 +140,7 @@ def judged(store: Store, piece: str, backend: str, report: Report, work: Callabl
         verdict = Verdict(Outcome.REFUSED, piece, str(error))
     except InputFault as error:
         verdict = Verdict(Outcome.INPUT_FAULT, piece, str(error), fault=type(error).__name__)
-    return replace(verdict, seconds=time.monotonic() - began, bad_copies=bad_copies(store))
+    return replace(verdict, seconds=time.monotonic() - began, bad_copies=(*bad_copies(store), *passed))
 
 
 def _broken_off(error: Exception) -> MachineFault:
@@ -199,11 +201,13 @@ def _replay(
     """Replay from the nearest state at or before `step`; stops early where an entry does not match."""
     backend = engine.load_backend(backend_name)
     memory = preflight(run.spec, "training" if witness else "step", backend, report)  # a witness may copy the state
-    first, source = nearest_state(run.store, step)
-    report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
-    place = moments(run.spec, memory, run.store)
-    state = checkpoint.load(source, run.ledger, first, place).placed(backend.to_device)
-    began = time.monotonic()
+
+    def load(first: int, source: Store) -> State:
+        report(AuditProgress("checkpoint", first, 0, step + 1 - first, None))
+        return checkpoint.load(source, run.ledger, first, moments(run.spec, memory, run.store))
+
+    state = from_nearest(run, step, load).placed(backend.to_device)
+    first, began = state.step, time.monotonic()
     gradient: dict[str, np.ndarray] = {}
     while True:
         done = state.step - first

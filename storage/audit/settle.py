@@ -4,7 +4,9 @@ Whichever slot of a schedule runs, and however late, the records end the same: a
 from it, an earlier one without is missed, and today's is stated and, once its round is out, drawn.
 
 A missed night is admitted only beside today's draw: where rounds have times, a clock that is ahead then finds no value,
-and cannot give away nights that are still to come.
+and cannot give away nights that are still to come. A file's value holds no clock: what a trainer whose clock is ahead
+states, draws and admits by it stands, on the trainer's word. Readers pass over nights that have not begun by their own
+clock, and witnesses do not sign them.
 """
 
 from collections.abc import Iterator

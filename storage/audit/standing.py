@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from storage.audit.collect import Evidence
 from storage.audit.coverage import Proven, proven
 from storage.audit.named import Named
-from storage.audit.opened import opened_steps
-from storage.audit.statement import round_is_out
-from storage.audit.states import PROOFS, Audited, DrawnStep, Finding, copies, drawn_steps, findings, opened
+from storage.audit.opened import opened_steps, proven_states
+from storage.audit.statement import StatementBody, begins, round_is_out
+from storage.audit.states import PROOFS, Audited, DrawnStep, Finding, copies, drawn_steps, findings
 from storage.ledger import Ledger
 from storage.store import Store
 
@@ -54,7 +54,7 @@ class Standing:
 def standing(release: Store, ledger: Ledger, evidence: Evidence, named: Named, now: datetime) -> Standing:
     """The standing of the run in `release` by this evidence."""
     audited = Audited.of(evidence.certificates, named, len(ledger))
-    rows = drawn_steps(evidence, ledger, named, audited, opened(release), now)
+    rows = drawn_steps(evidence, ledger, named, audited, proven_states(release, ledger), now)
     return Standing(
         now=now.astimezone(UTC),
         named=named,
@@ -65,5 +65,9 @@ def standing(release: Store, ledger: Ledger, evidence: Evidence, named: Named, n
         proven=proven(rows, len(ledger)),
         findings=findings(evidence, named, now),
         opened=opened_steps(release),
-        waiting=sorted(s.body.date for s in evidence.statements if round_is_out(s.body, now) is False),
+        waiting=sorted(s.body.date for s in evidence.statements if _is_waiting(s.body, now)),
     )
+
+
+def _is_waiting(body: StatementBody, now: datetime) -> bool:
+    return begins(body.date) <= now and round_is_out(body, now) is False

@@ -23,7 +23,6 @@ from storage.store import Store
 MAX_STATEMENT = 1 << 14
 PURPOSE = "statement"
 _MISSED = b'{"body":{"date":'
-BEGINS = (b'{"body":{"count":', _MISSED)  # a statement or a missed night, and no certificate
 FORM = "%Y-%m-%dT%H:%M:%SZ"
 YEARS = range(2023, 3000)  # from the beacon's first round on; a stranger's date must not overflow a sum of dates
 MAX_COUNT = 100_000  # steps of one draw: its record stays below MAX_DRAW
@@ -94,6 +93,11 @@ def is_date(text: str) -> bool:
     except ValueError:
         return False
     return date.isoformat() == text and date.year in YEARS
+
+
+def begins(date: str) -> datetime:
+    """When a night begins, which a statement of it cannot be older than: midnight, UTC."""
+    return datetime.combine(calendar_date.fromisoformat(date), time(), UTC)
 
 
 def announce(records: Store, ledger: Ledger, key: Key, date: str, count: int, source: Source, now: datetime) -> Night:
@@ -201,7 +205,7 @@ def _check_statement(body: StatementBody, ledger: Ledger) -> None:
 def _check_round(body: StatementBody) -> None:
     """InputFault unless the round comes out on the night itself: a missed one cannot be made good later."""
     due = scheme(body.scheme).time(body.round)
-    night = datetime.combine(calendar_date.fromisoformat(body.date), time(), UTC)
+    night = begins(body.date)
     if due is not None and not night <= due < night + timedelta(days=1) + 2 * LEAD:  # stated just before midnight
         raise InputFault(
             f"the statement of {body.date} names round {body.round} of {body.scheme}, which comes out at {due}",

@@ -15,12 +15,10 @@ from storage.audit.certificate import Body
 from storage.audit.collect import Evidence
 from storage.audit.draw import Draw
 from storage.audit.named import Named
-from storage.audit.opened import published_states
-from storage.audit.statement import Night, Statement, check_one_history, check_same, round_is_out
+from storage.audit.statement import Night, Statement, begins, check_one_history, check_same, round_is_out
 from storage.audit.witness import Witness, in_time
 from storage.errors import Equivocation
 from storage.ledger import Entry, Ledger
-from storage.store import Store
 
 DEADLINE = timedelta(days=7)  # after the date of the draw
 STATES = {
@@ -38,7 +36,7 @@ PROOFS = ("two histories", "two statements", "called missed")
 @dataclass(frozen=True)
 class Finding:
     """What counts against a run. kind: one of PROOFS; "dropped", a statement without a draw; "missed", a night without
-    a statement; "redrawn", two draws of one night, of which a file's values were exchanged.
+    a statement; "redrawn", two draws of one night, of which a file's values were exchanged; "ahead", a night to come.
     """
 
     kind: str
@@ -50,6 +48,7 @@ class Finding:
 class DrawnStep:
     """A drawn step: on whose word the draw rests, and who answered.
 
+    draw: the digest of its record; a second one of a night counts against the run.
     among: how many steps the run had by the statement: none after them could be drawn.
     parts: parts of the step ("unit 3", "sum") that matched for named keys, which do not attest the whole. against: the
     named keys for which the step, or a part of it, did not match. unlisted: how many certificates of keys without a
@@ -57,6 +56,7 @@ class DrawnStep:
     """
 
     date: str
+    draw: str
     step: int
     among: int
     basis: str
@@ -81,11 +81,6 @@ class Match:
     backend: str
     first: int
     last: int
-
-
-def opened(store: Store) -> frozenset[int]:
-    """Steps whose preceding state is published: by a checkpoint, or by an opening."""
-    return frozenset(k for k, _ in published_states(store))
 
 
 @dataclass(frozen=True)
@@ -124,11 +119,13 @@ class Audited:
 def drawn_steps(
     evidence: Evidence, ledger: Ledger, named: Named, audited: Audited, published: Collection[int], now: datetime
 ) -> list[DrawnStep]:
-    """The state of every drawn step, by date and step. audited: by the evidence; published: see opened()."""
+    """The state of every drawn step, by date and step. audited: by the evidence; published: see proven_states()."""
     unlisted = Counter(body.step for body in evidence.certificates if body.auditor not in named)
-    words = _words(evidence)
+    words = by_statement(evidence)
     rows = []
-    for draw in sorted(evidence.draws, key=lambda draw: draw.date):
+    for draw in sorted(evidence.draws, key=lambda draw: (draw.date, draw.digest())):
+        if now < begins(draw.date):
+            continue
         seen = {word.body.witness for word in words.get(draw.statement.digest(), ()) if in_time(word, draw.statement)}
         basis, late = _basis(seen, ledger, named), now.astimezone(UTC) >= deadline(draw)
         for step in draw.steps:
@@ -136,6 +133,7 @@ def drawn_steps(
             rows.append(
                 DrawnStep(
                     date=draw.date,
+                    draw=draw.digest(),
                     step=step,
                     among=draw.body.step,
                     basis=basis,
@@ -201,7 +199,7 @@ def _unanswered(late: bool, published: bool) -> str:
     return "overdue" if published else "unanswered"
 
 
-def _words(evidence: Evidence) -> dict[str, list[Witness]]:
+def by_statement(evidence: Evidence) -> dict[str, list[Witness]]:
     """What witnesses said, by the digest of the statement that they saw."""
     words: dict[str, list[Witness]] = {}
     for witness in evidence.witnesses:
@@ -222,6 +220,7 @@ def findings(evidence: Evidence, named: Named, now: datetime) -> list[Finding]:
     """What counts against the run, by date."""
     found = [Finding("two histories", "", says) for says in evidence.against]
     found += [*_contradictions(evidence), *_redrawn(evidence, named), *_dropped(evidence, now), *_missed(evidence, now)]
+    found += _ahead(evidence, now)
     return sorted(found, key=lambda finding: finding.date)
 
 
@@ -244,7 +243,9 @@ def _redrawn(evidence: Evidence, named: Named) -> Iterator[Finding]:
     records: dict[str, str] = {}
     for draw in evidence.draws:
         if records.setdefault(draw.date, draw.digest()) != draw.digest():
-            yield Finding("redrawn", draw.date, f"two draws: {records[draw.date]} and {draw.digest()}")
+            says = f"two draws: {records[draw.date]} and {draw.digest()}"
+            word = "; a draw by a file's value bears no signature but its statement's, so find out who made which"
+            yield Finding("redrawn", draw.date, says + (word if draw.beacon.scheme == "file" else ""))
     bodies = counted(evidence.certificates, named)
     for date_of, record in sorted({(body.draw.date, body.draw.record) for body in bodies if body.draw}):
         if record != records.get(date_of, record):
@@ -262,6 +263,13 @@ def _dropped(evidence: Evidence, now: datetime) -> Iterator[Finding]:
         if statement.digest() not in drawn and (body.date < today if out is None else out):
             says = f"round {body.round} of {body.scheme} is out, but the statement has no draw"
             yield Finding("dropped", body.date, says)
+
+
+def _ahead(evidence: Evidence, now: datetime) -> Iterator[Finding]:
+    """Nights that have not begun: the trainer's clock is ahead, or the reader's behind."""
+    nights: list[Night] = [*evidence.statements, *evidence.missed]
+    for date_of in sorted({night.body.date for night in nights if now < begins(night.body.date)}):
+        yield Finding("ahead", date_of, "its night has not begun: until then it counts for nothing")
 
 
 def _missed(evidence: Evidence, now: datetime) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from storage.audit.statement import (
     FORM,
     MAX_STATEMENT,
     Statement,
+    begins,
     check_night,
     check_one_history,
     check_same,
@@ -55,13 +56,19 @@ def witness_key(run: str, date: str, key: str) -> str:
 def bear_witness(records: Store, ledger: Ledger, key: Key, statement: Statement, now: datetime) -> Witness:
     """Sign that this key saw the statement now, and keep both in `records`, the witness's own or the trainer's.
 
-    Raises Refused where the round is out, or the key is the trainer's; Equivocation where the witness holds another
-    statement of that night or of that step.
+    Raises Refused where the night has not begun, the round is out, or the key is the trainer's; Equivocation where the
+    witness holds another statement of that night or of that step.
     """
     check_night(statement, ledger)
     body = statement.body
     if key.public == ledger.header.trainer:
         raise Refused("a trainer cannot be its own witness", next_step="ask another person to witness")
+    if now < begins(body.date):
+        raise Refused(
+            f"the night of {body.date} has not begun: it is {now}",
+            cause="the trainer's clock is ahead, or yours behind; or nights are stated before the steps that they miss",
+            next_step="set the clock, or witness the statement in its night",
+        )
     if round_is_out(body, now):
         raise Refused(
             f"round {body.round} of {body.scheme} came out at {scheme(body.scheme).time(body.round)}, it is {now}: "
@@ -122,6 +129,8 @@ def seen_at(witness: Witness) -> datetime:
 
 
 def in_time(witness: Witness, statement: Statement) -> bool:
-    """Whether the witness saw this statement before its round; never for a scheme whose rounds have no times."""
-    due = scheme(statement.body.scheme).time(statement.body.round)
-    return witness.body.statement == statement.digest() and due is not None and seen_at(witness) < due
+    """Whether the witness saw this statement in its night, before its round; never for a scheme whose rounds have no
+    times."""
+    body, seen = statement.body, seen_at(witness)
+    due = scheme(body.scheme).time(body.round)
+    return due is not None and begins(body.date) <= seen < due and witness.body.statement == statement.digest()

@@ -1,11 +1,13 @@
 """The page's account of audits: the result in a sentence, draws, certificates, and what so many audits prove."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from storage.audit.certificate import Body
 from storage.audit.coverage import EXAMPLES
+from storage.audit.draw import Draw
 from storage.audit.standing import Standing
-from storage.audit.states import STATES, DrawnStep
+from storage.audit.states import STATES, DrawnStep, by_statement
 from storage.audit.witness import in_time
 from storage.page.markup import begun, code, count, facts, moment, more, name, section, shortened, table, text
 
@@ -50,6 +52,8 @@ def against(standing: Standing) -> str:
     parts = [table(("Night", "What", "Found"), rows)] if rows else []
     evidence = standing.evidence
     told = [f"Copied: {text(said)}." for said in standing.copied]
+    if evidence.beyond:
+        told.append(f"{count(evidence.beyond, 'record')} more, faulty or by keys without a name: too many to look at.")
     disputes = [
         f"Dispute of step {body.step:,}, by {_whose(standing, body.auditor)}, which anyone can judge by "
         f"<code>verbatim dispute</code>: {text(where)}."
@@ -92,14 +96,22 @@ def proven(standing: Standing, steps: int) -> str:
 
 def draws(standing: Standing) -> str:
     """Every drawn step by night: by which value, on whose word, and what became of it."""
-    beacons = {draw.date: draw.beacon for draw in standing.evidence.draws}
-    rows = [_draw(row, f"{beacons[row.date].scheme}, round {beacons[row.date].round:,}") for row in standing.rows]
+    known = {draw.digest(): draw for draw in standing.evidence.draws}
+    number = Counter(draw.date for draw in known.values())
+    rows = [_draw(row, _value(known[row.draw], number[row.date])) for row in standing.rows]
     nights = text(", ".join(standing.waiting))
     waiting = f"<p>Stated, and the round still to come: {nights}.</p>" if nights else ""
     states = "".join(f"<li><strong>{n:,} {s}</strong>: {STATES[s]}</li>" for s, n in sorted(standing.states.items()))
     heads = ("Night", "Step", "State", "By", "Beacon", "Seen before its round")
     shown = _newest(heads, rows[::-1], (1,)) if rows else "<p>No step was drawn.</p>"
     return section("draws", "Draws", waiting, f"<ul>{states}</ul>" if states else "", shown)
+
+
+def _value(draw: Draw, draws: int) -> str:
+    """By which value a step was drawn, in one of so many draws of its night."""
+    beacon = draw.beacon
+    one = f"{beacon.scheme}, round {beacon.round:,}"
+    return one if draws == 1 else f"{one}, {beacon.value[:16]}…: one of {draws} draws of this night"
 
 
 def _draw(row: DrawnStep, beacon: str) -> tuple[str, ...]:
@@ -141,7 +153,7 @@ def _certificate(body: Body, standing: Standing) -> tuple[str, ...]:
 
 def _keys(standing: Standing, bodies: list[Body]) -> str:
     keys = sorted({body.auditor for body in bodies}, key=lambda key: (key not in standing.named, key))
-    number = {key: sum(body.auditor == key for body in bodies) for key in keys}
+    number = Counter(body.auditor for body in bodies)
     rows = [
         (code(key), name(standing.named[key]) if key in standing.named else "unlisted", f"{number[key]:,}")
         for key, _ in shortened(keys)
@@ -152,8 +164,9 @@ def _keys(standing: Standing, bodies: list[Body]) -> str:
 
 def seen_heads(standing: Standing) -> Iterator[str]:
     """Who saw which head of the ledger, for the newest statement that anyone witnessed."""
+    words = by_statement(standing.evidence)
     for statement in sorted(standing.evidence.statements, key=lambda s: s.body.date, reverse=True):
-        seen = sorted({w.body.witness for w in standing.evidence.witnesses if in_time(w, statement)})
+        seen = sorted({w.body.witness for w in words.get(statement.digest(), ()) if in_time(w, statement)})
         if seen:
             who = ", ".join(_whose(standing, key) for key in seen)
             yield f"the head after {count(statement.body.step, 'step')}, on {text(statement.body.date)}, by {who}"

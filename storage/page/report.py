@@ -1,6 +1,7 @@
 """The page of `verbatim coverage --page`: the same as in the release, with what its maker collected of audits."""
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +16,25 @@ from storage.release import RELEASE_KEY, load_release
 from storage.store import LocalStore, Store
 
 BEGINS = b"<!doctype html>"
+FOLDER = "pages"
+_KEPT = re.compile(r"[0-9a-f]{16}\.html", re.ASCII)
+
+
+def page_file(records: Path, run: str) -> Path:
+    """Where a machine keeps a run's page, beside the records from which it is made anew; its folder is created."""
+    try:
+        (records / FOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{records / FOLDER} cannot be made: {error.strerror}", next_step="name other records"
+        ) from None
+    return records / FOLDER / f"{run[:16]}.html"
+
+
+def is_kept_page(file: Path) -> bool:
+    """Whether the file is such a page, by its folder, its name and how it begins."""
+    named = file.parent.name == FOLDER and _KEPT.fullmatch(file.name)
+    return bool(named) and file.is_file() and _is_page(file)
 
 
 def write_report(file: Path, store: Store, ledger: Ledger, standing: Standing) -> None:

@@ -124,6 +124,8 @@ def step_bits(history: History, standing: Standing | None) -> np.ndarray:
         for step in steps:
             if step < len(bits):
                 bits[step] |= 1 << NUMBER[name]
+    if standing:
+        bits[_unlisted(standing, len(bits))] |= 1 << NUMBER["unlisted"]
     for row in standing.rows if standing else ():
         bits[row.step] |= DRAWN
     return bits
@@ -131,14 +133,22 @@ def step_bits(history: History, standing: Standing | None) -> np.ndarray:
 
 def _audited(standing: Standing) -> Iterator[tuple[str, Iterable[int]]]:
     """Names of marks that records of audits give, with the steps that have them."""
-    for body in standing.evidence.certificates:
-        if body.auditor not in standing.named and body.step is not None:
-            whole = isinstance(body.reproduced, Entry) and body.verdict == "match"
-            yield "unlisted", range(body.first_step if whole else body.step, body.step + 1)
     yield "opened", standing.opened
     yield "part", standing.audited.parts
     yield from ((level, [step]) for step, level in enumerate(standing.levels) if level)
     yield from ((row.state, [row.step]) for row in standing.rows)
+
+
+def _unlisted(standing: Standing, steps: int) -> np.ndarray:
+    """bool[N]: steps of which keys without a name signed a certificate; in a time that does not grow with how many
+    steps each of them says it passed."""
+    change = np.zeros(steps + 1, np.int64)  # of how many such certificates there are, from each step to the next
+    for body in standing.evidence.certificates:
+        if body.auditor not in standing.named and body.step is not None:
+            whole = isinstance(body.reproduced, Entry) and body.verdict == "match"
+            change[body.first_step if whole else body.step] += 1
+            change[body.step + 1] -= 1
+    return np.cumsum(change, dtype=np.int64)[:-1] > 0
 
 
 def runs(bits: np.ndarray) -> list[int]:

@@ -85,7 +85,7 @@ LEDGERS: dict[str, tuple[Callable[[LocalStore], None], str, str]] = {
 
 
 def test_the_unattacked_twin_is_whole(honest: Small, auditor: Key, ends: Callable[[str], None]) -> None:
-    assert check_release(honest.published).steps == scene.STEPS
+    assert check_release(honest.published).body.steps == scene.STEPS
     ends(scene.said(audit_step(honest.published, AT, "cpu", auditor)))
 
 

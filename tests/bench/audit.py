@@ -15,10 +15,8 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,6 +37,7 @@ from storage.store import LocalStore
 from storage.stream import Stream
 from storage.training import train_segment
 from tasks.references import CACHE
+from tests.bench import child
 
 GOALS = {"step": (60.0, 2.0), "unit": (20.0, 2.0)}  # seconds, GB
 
@@ -83,17 +82,14 @@ class Bench:
         records = ["--records", str(self.folder / "records")] if command != "doctor" else []
         keys = ["--keys", str(self.folder / "keys")] if command in ("sample", "audit") else []
         arguments = [sys.executable, "-m", "flows.cli", command, *place, *options, *records, *keys]
-        began = time.monotonic()
         with tempfile.TemporaryFile() as output:
-            child = subprocess.Popen(arguments, stdout=output, cwd=PROJECT, env=os.environ | variables)
-            _, status, used = os.wait4(child.pid, 0)
-            clock = time.monotonic() - began
+            used = child.run(arguments, output, PROJECT, variables)
             output.seek(0)
             text = output.read().decode()
-        if status:
-            raise SystemExit(f"{command} {' '.join(options)} ended with status {status}:\n{text}")
+        if used.status:
+            raise SystemExit(f"{command} {' '.join(options)} ended with status {used.status}:\n{text}")
         if what:
-            took = Took(what, clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9)
+            took = Took(what, used.clock, used.processor, used.memory / 1e9)
             print(f"{took}", file=sys.stderr)
             self.took.append(took)
         return text

@@ -27,6 +27,7 @@ def test_a_failed_audit_does_not_leave_the_others_undone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sample, "audit_step", audit)
     monkeypatch.setattr(sample, "draw_steps", lambda *arguments: {"2026-11-28": [3], "2026-11-29": [7]})
+    monkeypatch.setattr(sample, "report_page", lambda *arguments: "")
     with pytest.raises(AuditFailed, match="step 3"):
         sample.nightly_sample.fn("somewhere/published", 2)
     assert seen == [(3, "2026-11-28"), (7, "2026-11-29")]
@@ -56,6 +57,7 @@ def test_a_draw_that_was_made_before_the_wait_is_audited_after_it(
         ("time", SimpleNamespace(sleep=wait)),
         ("open_source", lambda *given: source),
         ("load_or_create_key", key),
+        ("load_key", key),
         ("_show", lambda *given: None),
     ):
         monkeypatch.setattr(task, name, value)

@@ -100,8 +100,8 @@ def test_verify_and_audit_from_a_bad_copy_and_a_sound_one(
         verdict = audit_step(copies, STEP, "cpu", auditor)
         assert verdict.outcome is Outcome.MATCH, verdict.detail
         assert {(copy.store, copy.key) for copy in verdict.bad_copies} == {(store.uri, key) for key in damaged}
-        assert check_release(open_copies([store.uri, release.uri], cached=False)).steps == 12
-        assert check_release(open_copies([f"s3://{BUCKET}/audited"], cached=False)).steps == 12
+        assert check_release(open_copies([store.uri, release.uri], cached=False)).body.steps == 12
+        assert check_release(open_copies([f"s3://{BUCKET}/audited"], cached=False)).body.steps == 12
 
 
 def test_a_second_audit_takes_what_was_kept(

@@ -36,7 +36,7 @@ def test_published_stopped_continued_and_read(made: Small, store: S3Store) -> No
     assert {key: store.read(key) for key in store.list()} == {k: made.published.read(k) for k in made.published.list()}
     again = S3Store.open(store.uri)
     assert publish(made.store, made.mix, again, made.key).copied == 0
-    assert check_release(again).head == made.run().ledger.head
+    assert check_release(again).body.head == made.run().ledger.head
 
 
 def test_another_run_under_the_same_address_is_refused(made: Small, store: S3Store) -> None:  # noqa: F811

@@ -77,7 +77,7 @@ def test_a_release_is_run_mix_records_and_code_and_nothing_else(
     ours = {key: data for key, data in found.items() if class_of(key) in MADE_CLASSES}
     assert found == sources | ours | {RELEASE_KEY: target.read(RELEASE_KEY)}
     assert body.objects.keys() == found.keys() - {RELEASE_KEY} and not sources.keys() & ours.keys()
-    assert check_release(target) == body
+    assert check_release(target).body == body
 
 
 def test_each_class_is_listed_with_its_objects_and_bytes(made: Small, records: LocalStore, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_object_beside_the_list_is_found_in_each_copy(made: Small) -> None:
     second = LocalStore(made.folder / "second")
     shutil.copytree(made.published.root, second.root)
     copies = [made.published.uri, second.uri]
-    assert check_release(open_copies(copies, cached=False)).steps == 12
+    assert check_release(open_copies(copies, cached=False)).body.steps == 12
     second.create("notes.txt", b"planted")
     with pytest.raises(InputFault, match=f"{second.uri} holds notes.txt"):
         check_release(open_copies(copies, cached=False))
@@ -204,7 +204,7 @@ def test_a_strangers_record_is_no_part_of_a_release(made: Small, records: LocalS
 
 
 def test_the_archive_is_the_code_and_what_installs_it(made: Small) -> None:
-    body = check_release(made.published)
+    body = check_release(made.published).body
     assert (body.code, body.lock) == (code_digest(), lock_digest()) and body.declared_code and body.declared_lock
     data = made.published.read(archive_key(body.code))
     with tarfile.open(fileobj=BytesIO(data)) as tar:
@@ -234,7 +234,7 @@ def test_code_that_was_not_the_runs_is_labelled(made: Small, tmp_path: Path, mon
     body = publish(made.store, made.mix, target, made.key).release
     assert body.code == code_of(files) != made.run().ledger.header.code
     assert (body.declared_code, body.declared_lock) == (False, True)
-    assert check_release(target) == body
+    assert check_release(target).body == body
     with pytest.raises(InputFault, match="its word on the code is True, the ledger's is False"):
         shutil.rmtree(made.published.root)
         shutil.copytree(target.root, made.published.root)

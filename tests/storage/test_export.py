@@ -96,12 +96,12 @@ def test_weights_of_more_than_one_file(begun: Small, monkeypatch: pytest.MonkeyP
     assert {name: array.tobytes() for part in found for name, array in part.items()} == {
         name: array.tobytes() for name, array in expected.items()
     }
-    assert check_release(begun.published).classes["export"].count == 6
+    assert check_release(begun.published).body.classes["export"].count == 6
 
 
 def test_a_run_without_a_checkpoint_has_no_export(begun: Small) -> None:
     body = publish(begun.store, begun.mix, begun.published, begun.key).release
-    assert body.classes["export"].count == 0 and check_release(begun.published) == body
+    assert body.classes["export"].count == 0 and check_release(begun.published).body == body
 
 
 def test_damaged_weights_are_not_exported(made: Small) -> None:
@@ -126,7 +126,7 @@ def test_another_export_than_the_checkpoint_and_the_code_give(made: Small, key: 
 
 def test_a_program_that_the_code_does_not_hold(made: Small) -> None:
     """The archive without it is another code, so it can't be left out to publish any program."""
-    body = check_release(made.published)
+    body = check_release(made.published).body
     files = {name: data for name, data in source_files().items() if name != "storage/plain_model.py"}
     made.published.path(f"code/{body.code}.tar").write_bytes(pack(files))
     with pytest.raises(InputFault, match="its code is"):

@@ -60,7 +60,7 @@ def test_publishing_again_adds_records_beside_the_list(made: Small, records: Loc
     added = {f"audits/{key}": data for key, data in everything(records).items()}
     assert first.copied == len(added) == 4 and everything(made.published) == before | added
     again = publish(made.store, made.mix, made.published, made.key, records)
-    assert again.copied == 0 and again.release == first.release == check_release(made.published)
+    assert again.copied == 0 and again.release == first.release == check_release(made.published).body
     assert not again.release.objects.keys() & added.keys()
 
 
@@ -78,10 +78,22 @@ def test_what_comes_later_is_found_and_counted(made: Small, later: LocalStore, a
     assert found["levels"][FLAWED] == "disputed" and found["exit_code"] == 10
 
 
+def test_verifying_lists_a_copy_once(later: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings, honest = [], LocalStore.list
+
+    def counted(store: LocalStore, prefix: str = "") -> list[str]:
+        listings.append((store.uri, prefix))
+        return honest(store, prefix)
+
+    monkeypatch.setattr(LocalStore, "list", counted)
+    checks.release([later.uri])
+    assert listings.count((later.uri, "")) == 1
+
+
 def test_what_was_there_is_listed_and_never_said_to_be_later(made: Small, records: LocalStore, tmp_path: Path) -> None:
     whole = LocalStore(tmp_path / "whole")
     body = publish(made.store, made.mix, whole, made.key, records).release
-    assert body.classes["disputes"].count == 1 and check_release(whole) == body
+    assert body.classes["disputes"].count == 1 and check_release(whole).body == body
     assert not [line for line in checks.release([whole.uri]) if line["what"].startswith("later ")]
     listed = next(iter(body.classes["disputes"].objects))
     whole.path(listed).unlink()
@@ -101,7 +113,7 @@ def test_a_later_record_in_one_copy_alone_is_checked_there(made: Small, later: L
     second = LocalStore(made.folder / "second")
     shutil.copytree(later.root, second.root)
     copies = [later.uri, second.uri]
-    assert check_release(open_copies(copies, cached=False)).steps == 12
+    assert check_release(open_copies(copies, cached=False)).body.steps == 12
     (key,) = second.list("audits/disputes/")
     flip(second.path(key), 300)
     with pytest.raises(CertificateFault):

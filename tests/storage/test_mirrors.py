@@ -111,7 +111,7 @@ def test_every_object_is_bad_in_one_of_two(made: Small, second: LocalStore, audi
         assert verdict.outcome is Outcome.MATCH, verdict.detail
         assert {(copy.store, copy.key) for copy in verdict.bad_copies} <= set(damaged)
         assert len(verdict.bad_copies) > 5
-    assert check_release(open_copies([made.published.uri, second.uri])).steps == 12
+    assert check_release(open_copies([made.published.uri, second.uri])).body.steps == 12
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -224,7 +224,7 @@ def test_a_store_that_does_not_answer_is_asked_last_from_then_on(made: Small, au
     verdict = audit_step(Mirrors([dead, made.published]), STEP, "cpu", auditor)
     assert verdict.outcome is Outcome.MATCH and dead.asked <= 3
     assert {(copy.store, copy.wrong) for copy in verdict.bad_copies} == {(dead.uri, f"{dead.uri}: no answer")}
-    assert check_release(Mirrors([dead, made.published])).steps == 12
+    assert check_release(Mirrors([dead, made.published])).body.steps == 12
     with pytest.raises(StorageError, match="no answer"):
         audit_step(Mirrors([dead]), STEP, "cpu", auditor)
 

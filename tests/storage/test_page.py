@@ -32,7 +32,7 @@ from storage.publish import publish
 from storage.release import RELEASE_KEY
 from storage.store import LocalStore
 from tests.storage.conftest import Small
-from tests.storage.drawn import Book, at, disputed
+from tests.storage.drawn import BEACON, Book, at, disputed
 
 VOID = {"meta", "link", "input", "line", "circle", "polyline", "polygon", "path"}
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)></script>\u202e"
@@ -235,6 +235,19 @@ def test_a_mismatch_comes_before_everything(book: Book) -> None:
     assert shown(html)[step] == "disputed" and 'class="result bad"' in html
     assert f"<strong>no match</strong> at step {step}." in html
     assert "<bdi>anna</bdi> (no match)" in html
+
+
+def test_two_draws_of_one_night_are_both_shown_and_count_against_the_run(book: Book, tmp_path: Path) -> None:
+    """A file's value was exchanged: each row says by which of the two its step was drawn."""
+    values = [BEACON.model_copy(update={"value": sign * 64}) for sign in "ab"]
+    stores = [book.records, LocalStore(tmp_path / "other")]
+    drawn = [book.draw(count=3, beacon=value, records=store) for value, store in zip(values, stores, strict=True)]
+    found = standing(book.published, book.ledger, collect(stores, book.ledger), {}, at("2026-12-15"))
+    assert [finding.kind for finding in found.against] == ["redrawn"]
+    html = page(history(book.published, book.ledger), Place({}, None), found).decode()
+    for draw, value in zip(drawn, values, strict=True):
+        assert html.count(f"file, round 7, {value.value[:16]}…: one of 2 draws of this night") == len(draw.steps) == 3
+    assert 'class="result bad"' in html and "one of 2 draws" not in report_of(book)
 
 
 def test_a_dispute_is_told_whoever_made_it(book: Book) -> None:

@@ -205,6 +205,14 @@ def test_another_draw_than_it_was_opened_for_is_refused(made: Small, auditor: Ke
     other = drawn(made, "2026-11-30", Beacon(scheme="file", round=2, value="1" * 64))
     verdict = audit_piece(made.published, PIECES[2], other, "cpu", auditor)
     assert verdict.exit_code == 13 and "opened for the draw of 2026-11-29" in verdict.detail
+    second = LocalStore(made.folder / "second")
+    shutil.copytree(made.published.root, second.root)
+    opening = load_opening(made.release(), STEP).opening.model_copy(update={"draw": other.reference()})
+    made.opened.path(opening_key(STEP)).write_bytes(opening.canonical())
+    copies = open_copies([made.published.uri, second.uri])
+    found = audit_piece(copies, PIECES[0], drawn(made), "cpu", auditor)  # by the opening beside the second copy
+    assert found.outcome is Outcome.MATCH
+    assert [(copy.store, copy.key) for copy in found.bad_copies] == [(made.opened.uri, opening_key(STEP))]
 
 
 @pytest.mark.parametrize("unit", [2, 17, 4096])
@@ -295,7 +303,9 @@ def test_a_flipped_bit_in_an_opened_state(made: Small, auditor: Key) -> None:
     path = made.opened.path(checkpoint.object_key(manifest.parts[0].digest))
     flip(path, path.stat().st_size - 5)  # in the last tensor, a weight
     assert audit_piece(made.published, f"step {STEP} unit 0", drawn(made), "cpu", auditor).fault == "CheckpointFault"
-    assert audit_step(made.published, STEP, "cpu", auditor).fault == "CheckpointFault"
+    whole = audit_step(made.published, STEP, "cpu", auditor)  # from the checkpoint before, the opened state told
+    assert (whole.outcome, whole.compared) == (Outcome.MATCH, (5, 6))
+    assert [(bad.store, bad.key) for bad in whole.bad_copies] == [(made.opened.uri, checkpoint.checkpoint_key(STEP))]
 
 
 def test_a_unit_reads_its_windows_and_weights_alone(made: Small, auditor: Key) -> None:

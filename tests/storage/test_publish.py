@@ -141,7 +141,7 @@ def test_what_is_trained_while_it_is_published_stays_out(begun: Small, monkeypat
 
     monkeypatch.setattr("storage.publish.open_run", opened_just_before_it_goes_on)
     publish(begun.store, begun.mix, begun.published, begun.key)
-    assert check_release(begun.published).steps == 6
+    assert check_release(begun.published).body.steps == 6
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def edit(made: Small, key: str, change: Callable[[Any], None]) -> None:
 
 
 def test_an_honest_release_is_genuine(made: Small) -> None:
-    assert check_release(made.published) == _body(made)
-    assert check_release(signed(made)) == _body(made)
+    assert check_release(made.published).body == _body(made)
+    assert check_release(signed(made)).body == _body(made)
 
 
 @pytest.mark.parametrize("field", ["trajectory_root", "mix_root"])

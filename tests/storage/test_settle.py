@@ -108,6 +108,26 @@ def test_a_late_draw_that_cannot_be_made_stays_open_and_holds_up_nothing(
     assert settle(records, ledger, book.trainer, Known(), 2, at(DATE)).draws.keys() == {"2026-11-28", DATE}
 
 
+def test_a_clock_that_is_ahead_draws_nothing_and_gives_no_night_away(
+    book: Book, ledger: Ledger, records: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds have times: the server has no value yet, whatever the trainer's clock says."""
+    source = hourly(monkeypatch)
+    settle(records, ledger, book.trainer, source, 2, at(DATE))
+    settle(records, ledger, book.trainer, source, 2, at(DATE, "04:00:00"))
+
+    def not_yet(number: int) -> Value:
+        raise Refused(f"round {number} is not out")
+
+    monkeypatch.setattr(source, "fetch", not_yet)
+    ahead = settle(records, ledger, book.trainer, source, 2, at("2026-12-10"))
+    assert ahead.due and not ahead.draws.keys() - {DATE}
+    with pytest.raises(Refused, match="is not out"):
+        settle(records, ledger, book.trainer, source, 2, ahead.due)
+    assert [key[-15:-5] for key in records.list("draws/")] == [DATE]
+    assert [key[-15:-5] for key in records.list("statements/")] == [DATE, "2026-12-10"]  # none between is called missed
+
+
 def test_values_of_this_machine_are_drawn_once(book: Book, ledger: Ledger, records: LocalStore) -> None:
     drawings = [settle(records, ledger, book.trainer, Own(records), 2, at(DATE)).draws[DATE] for _ in range(2)]
     assert drawings[0] == drawings[1] and drawings[0].beacon.round == 20261129

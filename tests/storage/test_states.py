@@ -16,12 +16,13 @@ from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import Proven, first_for, proven
 from storage.audit.keys import Key
 from storage.audit.named import Named, load_named
+from storage.audit.opened import proven_states
 from storage.audit.settle import settle
 from storage.audit.standing import standing
 from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
-from storage.audit.states import Audited, DrawnStep, Finding, copies, findings, opened
-from storage.audit.witness import bear_witness
-from storage.errors import UsageError
+from storage.audit.states import Audited, DrawnStep, Finding, copies, findings
+from storage.audit.witness import bear_witness, in_time
+from storage.errors import Refused, UsageError
 from storage.store import LocalStore, MemoryStore, Store
 from tests.storage.conftest import flip
 from tests.storage.drawn import DATE, Book, at, hourly, resigned
@@ -54,13 +55,13 @@ def test_a_drawn_step_is_due_until_its_deadline_and_then_unanswered_or_overdue(s
     steps = scene.draw(count=12).steps
     assert steps == list(range(12)) and {row.state for row in scene.rows()} == {"due"}
     assert {row.state for row in scene.rows(now=LATE)} == {"unanswered"}
-    assert opened(scene.published) == set()
+    assert proven_states(scene.published, scene.ledger) == set()
     for step in (0, 5, 10):
         scene.published.create(f"checkpoints/{step:08d}.json", b"{}")
     late = {row.step: row.state for row in scene.rows(now=LATE)}
     assert late == {step: "overdue" if step in (0, 5, 10) else "unanswered" for step in range(12)}
-    scene.published.create("opened/checkpoints/00000003.json", b"{}")
-    assert {row.step: row.state for row in scene.rows(now=LATE)}[3] == "overdue"
+    scene.published.create("opened/checkpoints/00000003.json", b"{}")  # the name alone answers nothing
+    assert {row.step: row.state for row in scene.rows(now=LATE)} == late
     assert {row.basis for row in scene.rows()} == {"trainer's word"}
 
 
@@ -207,6 +208,30 @@ def test_two_histories_are_proven_by_the_trainer_s_signatures(scene: Scene) -> N
     assert scene.kinds(proof, now=at(DATE)) == [("two histories", "")]
 
 
+def test_a_draw_by_a_file_and_a_clock_that_is_ahead_counts_for_nothing_before_its_night(scene: Scene) -> None:
+    """Nothing holds such a trainer's clock, but a reader has one too."""
+    ahead = (at(DATE) + timedelta(days=9)).date().isoformat()
+    scene.certify("ada", scene.draw(ahead, count=12).steps[0])
+    found = standing(scene.published, scene.ledger, scene.evidence(), scene.named("ada"), at(DATE))
+    assert (found.rows, found.proven.audited, found.waiting, found.against) == ([], 0, [], [])
+    assert [(finding.kind, finding.date) for finding in found.findings] == [("ahead", ahead)]
+    then = standing(scene.published, scene.ledger, scene.evidence(), scene.named("ada"), at(ahead))
+    assert {row.basis for row in then.rows} == {"trainer's word"} and len(then.rows) == 12 and not then.findings
+
+
+def test_no_witness_makes_a_night_to_come_its_own(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nights could be stated before the steps that they are then to miss."""
+    ahead, source = "2026-12-08", hourly(monkeypatch)
+    statement = announce(scene.records, scene.ledger, scene.trainer, ahead, 1, source, at(ahead))
+    assert isinstance(statement, Statement)
+    with pytest.raises(Refused, match="the night of 2026-12-08 has not begun: it is 2026-12-07 23:59:59"):
+        bear_witness(scene.records, scene.ledger, scene.key("zoe"), statement, at("2026-12-07", "23:59:59"))
+    word = bear_witness(scene.records, scene.ledger, scene.key("zoe"), statement, at(ahead, "00:00:00"))
+    assert in_time(word, statement)
+    early = word.body.model_copy(update={"seen": "2026-12-07T23:59:59Z"})
+    assert not in_time(word.model_copy(update={"body": early}), statement)
+
+
 def test_a_redraw_with_an_exchanged_file(scene: Scene) -> None:
     draw = scene.draw()
     scene.certify("ada", draw.steps[0], draw=draw.reference(), beacon=draw.beacon)
@@ -309,7 +334,7 @@ def test_draws_by_early_heads_prove_nothing_of_later_steps(scene: Scene) -> None
 
 def test_only_drawn_steps_that_were_answered_prove_anything_of_the_others() -> None:
     def row(step: int, state: str) -> DrawnStep:
-        return DrawnStep(DATE, step, 40, "trainer's word", state, (), (), (), (), 0)
+        return DrawnStep(DATE, "0" * 64, step, 40, "trainer's word", state, (), (), (), (), 0)
 
     rows = [row(number, state) for number, state in enumerate(states.STATES)] + [row(4, "confirmed")]
     assert proven(rows, 40) == Proven(2, 4, 2, 40, ((40, 2),))

@@ -11,11 +11,16 @@ from typer.testing import CliRunner
 
 from flows.checks import certificates as verify
 from flows.cli import app
+from storage.audit.certificate import Beacon, sign
 from storage.audit.draw import draw_key, load_draw
-from storage.audit.statement import Statement, statement_key
-from storage.errors import Equivocation, InputFault, UsageError
+from storage.audit.keys import load_or_create_key
+from storage.audit.opening import Opening
+from storage.audit.statement import Statement, admit_missed, announce, statement_key
+from storage.audit.witness import Witness, bear_witness, witness_key
+from storage.errors import CertificateFault, Equivocation, InputFault, Refused, UsageError
+from storage.ledger import HEADER_KEY
 from storage.store import LocalStore
-from tests.storage.drawn import BEACON, Book, resigned
+from tests.storage.drawn import BEACON, Book, at, disputed, hourly, resigned
 
 
 class Desk(Book):
@@ -131,10 +136,17 @@ def test_sample_exits_with_what_counts_against_the_run(desk: Desk) -> None:
 
 
 def test_only_the_trainer_samples(desk: Desk) -> None:
-    keys = ["--keys", str(desk.folder / "a-stranger-s"), "--records", str(desk.records.root)]
-    done = CliRunner().invoke(app, ["sample", str(desk.published.root), "--beacon", str(desk.beacon), *keys])
-    assert done.exception is not None and "is not the run's trainer" in str(done.exception)
-    assert not desk.records.list()
+    """A stranger is refused, and given no key; nor is another run's trainer let in."""
+    keys = desk.folder / "a-stranger-s"
+    given = ["sample", str(desk.published.root), "--beacon", str(desk.beacon), "--keys", str(keys)]
+    given += ["--records", str(desk.records.root)]
+    with pytest.raises(Refused, match=r"there is no key .*/a-stranger-s/trainer.key"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+    assert not keys.exists() and not desk.records.root.exists()
+    load_or_create_key(keys, "trainer")
+    with pytest.raises(Refused, match="is not the run's trainer"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+    assert not desk.records.root.exists()
 
 
 def test_coverage_counts_the_keys_that_a_reader_names(desk: Desk) -> None:
@@ -235,6 +247,78 @@ def test_verify_takes_statements_and_draws_and_sets_them_beside_each_other(desk:
     other.write_bytes(resigned(draw.statement, desk.key("an-enemy"), head="0" * 64).canonical())
     with pytest.raises(InputFault, match="not signed by the run's trainer"):
         verify([str(desk.published.root)], [*both, other])
+
+
+def told(desk: Desk, *files: Path) -> list[str]:
+    return [line["says"] for line in verify([str(desk.published.root)], list(files))]
+
+
+def test_verify_says_what_a_witness_is_worth(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, kept, run = hourly(monkeypatch), desk.records, desk.ledger.run_id
+    stated = announce(kept, desk.ledger, desk.trainer, "2026-11-20", 1, source, at("2026-11-20"))
+    assert isinstance(stated, Statement)
+    zoe = desk.key("zoe")
+    bear_witness(kept, desk.ledger, zoe, stated, at("2026-11-20", "03:05:00"))
+    statement = kept.path(statement_key(run, "2026-11-20"))
+    seen = kept.path(witness_key(run, "2026-11-20", zoe.public))
+    said = f"witness of statement {stated.digest()} of 2026-11-20, seen at 2026-11-20T03:05:00Z by key {zoe.public}; "
+    assert told(desk, seen) == [said + "give its statement too, to know whether it was in time"]
+    assert told(desk, seen, statement)[0] == said + "in its night, before its round"
+    record = Witness.parse(seen.read_bytes(), "a witness")
+    late, own = desk.folder / "late.json", desk.folder / "own.json"
+    for path, key, changes in ((late, zoe, {"seen": "2026-11-20T09:00:00Z"}), (own, desk.trainer, {})):
+        body = record.body.model_copy(update={"witness": key.public} | changes)
+        path.write_bytes(Witness(body=body, signature=key.sign(body.canonical(), "witness")).canonical())
+    assert told(desk, late, statement)[0].endswith("; not in time: it counts for nothing")
+    assert told(desk, statement, own)[1].endswith("; it is the trainer's own key, so it counts for nothing")
+    late.write_bytes(seen.read_bytes().replace(b"03:05:00", b"02:05:00"))
+    with pytest.raises(InputFault, match="the signature is not that of the witness"):
+        told(desk, late)
+
+
+def test_verify_names_every_record_for_what_it_is(desk: Desk) -> None:
+    desk.state("2026-11-20")
+    body = desk.certify("ada", 6)
+    admit_missed(desk.records, desk.ledger, desk.trainer, "2026-11-21", at("2026-11-22"))
+    path = desk.folder / "given.json"
+
+    def says(record: bytes) -> str:
+        path.write_bytes(record)
+        (line,) = told(desk, path)
+        return line
+
+    draw = desk.draw("2026-11-19")
+    kept = {key: desk.records.read(key) for key in desk.records.list()}
+    begins = {
+        "statements": ("statement of ", "missed of "),
+        "draws": "draw of ",
+        "certificates": "step 6 match, by key ",
+    }
+    for key, data in kept.items():
+        assert says(data).startswith(begins[key.split("/")[0]]), key
+    assert says(BEACON.canonical()) == "value of round 7 of file: nobody vouches for it, or for when"
+    assert says(Beacon(scheme="quicknet", round=1000, value="0" * 64).canonical()).startswith(
+        "value of round 1000 of quicknet, which came out at 2023-08-23 15:59:24+00:00"
+    )
+    wrong = desk.ledger[6].model_copy(update={"loss": "40000000"})
+    lost = body.model_copy(update={"verdict": "no-match", "reproduced": wrong})
+    assert says(disputed(sign(lost, desk.key("ada")), desk.key("ada"))).startswith("dispute of step 6, by key ")
+    opening = Opening(
+        run=desk.ledger.run_id,
+        step=6,
+        draw=draw.reference(),
+        beacon=draw.beacon,
+        nll=[1, 1],
+        lse2=[1, 1],
+        fingerprints="0" * 64,
+        tensor="head",
+        gradient="0" * 64,
+    )
+    assert says(opening.canonical()).startswith("opening of step 6, for the draw of 2026-11-19; ")
+    with pytest.raises(InputFault, match="it is of run 00000"):
+        says(opening.model_copy(update={"run": "0" * 64}).canonical())
+    with pytest.raises(CertificateFault, match="of kind 'header' is none of an audit"):
+        says(desk.published.read(HEADER_KEY))
 
 
 def test_a_beacon_that_is_neither_file_nor_server(desk: Desk) -> None:
