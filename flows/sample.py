@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.forms import Address, Backend, Count, Place
 from flows.naming import named, tagged
+from storage.audit.beacon import OWN
 from tasks.audit import AuditFailed, audit_step
 from tasks.page import report_page
 from tasks.references import Audited, absolute, records_of
@@ -18,7 +19,7 @@ def nightly_sample(
     count: Count = 1,
     backend: Backend = "cpu",
     records: Place = "",
-    beacon: Place = "",
+    beacon: Place = OWN,
 ) -> list[Audited]:
     """Settle all nights up to this one, and audit the steps that were drawn.
 
@@ -32,8 +33,8 @@ def nightly_sample(
         backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
         records: Folder for this machine's statements, draws and certificates. Empty: runs/audits.
         beacon: A drand server, such as https://api.drand.sh; the draw then waits a quarter of an hour for its round, so
-            that a witness can see the statement before. Or a file with a public random value. Empty: one is drawn here,
-            on our word alone.
+            that a witness can see the statement before. Or a file with a public random value. Or own: one is drawn
+            here, on our word alone.
     """
     kept, release = records_of(records), absolute(published)
     done: list[Audited] = []

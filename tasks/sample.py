@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from storage.audit.beacon import open_source
+from storage.audit.beacon import OWN, open_source
 from storage.audit.collect import collect
 from storage.audit.draw import Draw
 from storage.audit.keys import load_key, load_or_create_key
@@ -23,7 +23,7 @@ SHOWN = 100  # nights in the artifact; the records have them all
 
 
 @task(task_run_name="draw {count} steps", cache_policy=NO_CACHE)
-def draw_steps(store: str, count: int, records: str, beacon: str = "") -> dict[str, list[int]]:
+def draw_steps(store: str, count: int, records: str, beacon: str = OWN) -> dict[str, list[int]]:
     """Date → steps to audit: of today's draw, and of those of earlier statements that were still due; without those
     that this machine audited already, however often a night is settled. Waits for today's round."""
     kept, ledger, key = open_store(records), Ledger(open_store(store)), load_key(KEYS, "trainer")
@@ -31,6 +31,9 @@ def draw_steps(store: str, count: int, records: str, beacon: str = "") -> dict[s
     late: dict[str, Draw] = {}  # made before the wait: later calls know them as drawn
     while (settled := settle(kept, ledger, key, source, count, datetime.now(UTC))).due:
         late |= settled.draws
+        stated = settled.statement.body
+        when = f"{settled.due:%H:%M:%S %Z}"
+        get_run_logger().info(f"stated; the steps follow at {when}, from round {stated.round} of {stated.scheme}")
         time.sleep(max(1.0, (settled.due - datetime.now(UTC)).total_seconds()))
     settled = replace(settled, draws=late | settled.draws)
     done = _answered(kept, ledger)

@@ -17,6 +17,7 @@ from storage.errors import InputFault, Refused, UsageError
 from storage.named import read_file
 from storage.store import Store
 
+OWN = "own"  # the address of values drawn on this machine
 LEAD = timedelta(minutes=15)  # for a witness, between the statement and its round
 MAX_BEACON = 1 << 12
 
@@ -96,10 +97,10 @@ def prepare(values: list[Value]) -> None:
 
 
 def open_source(address: str, records: Store) -> Source:
-    """The source at an address: a drand server (http://, https://), a file, or "" for values drawn on this machine."""
+    """The source at an address: a drand server (http://, https://), a file, or OWN."""
     if address.startswith(("http://", "https://")):
         return Quicknet(address)
-    return FileBeacon(Path(address)) if address else Own(records)
+    return Own(records) if address == OWN else FileBeacon(Path(address))
 
 
 @dataclass(frozen=True)

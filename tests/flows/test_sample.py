@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,10 @@ def test_a_failed_audit_does_not_leave_the_others_undone(monkeypatch: pytest.Mon
 
 
 def test_a_draw_that_was_made_before_the_wait_is_audited_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A month ago a night was stated and not drawn; it is drawn at once, and today's a while later."""
+    caplog.set_level(logging.INFO, logger="sample")
     book, source, clock = Book(tmp_path), hourly(monkeypatch), [at(DATE)]
     old = (at(DATE) - timedelta(days=30)).date().isoformat()
     settle(book.records, book.ledger, book.trainer, source, 2, at(old))
@@ -59,10 +61,12 @@ def test_a_draw_that_was_made_before_the_wait_is_audited_after_it(
         ("load_or_create_key", key),
         ("load_key", key),
         ("_show", lambda *given: None),
+        ("get_run_logger", lambda: logging.getLogger("sample")),
     ):
         monkeypatch.setattr(task, name, value)
     drawn = task.draw_steps.fn(str(book.published.root), 2, str(book.records.root))
     assert list(drawn) == [old, DATE] and [len(steps) for steps in drawn.values()] == [2, 2]
     assert clock == [at(DATE, "04:00:00")]
+    assert "the steps follow at 04:00:00 UTC" in caplog.text
     again = task.draw_steps.fn(str(book.published.root), 2, str(book.records.root))
     assert again == {DATE: drawn[DATE]}

@@ -127,10 +127,17 @@ def test_a_form_explains_its_fields_and_takes_no_secret(page: Page, served: Serv
         ),
         (
             "nightly-sample",
-            {"published": "{folder}/published", "beacon": "", "records": "{folder}/audits"},
+            {"published": "{folder}/published", "beacon": "own", "records": "{folder}/audits"},
             "nightly sample of small",
             {"run:small", "nightly"},
             "Draw of",
+        ),
+        (
+            "evaluate",
+            {"published": "{folder}/published", "step": "8", "records": "{folder}/audits"},
+            "evaluate small",
+            {"run:small"},
+            "MATCH held-out 8",
         ),
         ("reproduce-mix", {"recipe": "{recipe}", "folder": "{folder}"}, "reproduce the mix of small", set(), "MATCH"),
         (
