@@ -40,6 +40,6 @@ def _show(store: str, file: Path, ledger: Ledger, found: Standing) -> None:
     proven = found.proven
     facts = [f"{number} drawn: {state}" for state, number in sorted(found.states.items())]
     facts += [f"against the run: {each.date}: {each.kind}" for each in found.against[-20:]]
-    facts += [f"{proven.audited} of {proven.steps} steps were drawn, and match for {OWN}"]
-    headline = f"Report page: {show.page_link(file)}"
-    show.result(key_name("report", ledger.run_id[:16]), headline, (*facts, show.link(store)), f"Report page of {store}")
+    headline = f"{proven.audited} of {proven.steps} steps were drawn, and match for {OWN}"
+    links = (f"report page: {show.page_link(file)}", show.link(store))
+    show.result(key_name("report", ledger.run_id[:16]), headline, (*links, *facts))
