@@ -34,7 +34,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The artifacts that a task made, headline and facts."""
     artifacts: list[str] = []
 
-    def result(key: str, headline: str, facts: tuple[str, ...], about: str) -> None:
+    def result(key: str, headline: str, facts: tuple[str, ...]) -> None:
         artifacts.append("\n".join([headline, *facts]))
 
     monkeypatch.setattr(show, "result", result)
