@@ -22,7 +22,7 @@ def evaluate(
 
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
-        step: A checkpoint, by the steps before it. Empty: the last one.
+        step: A checkpoint, by the steps before it. None: the last one.
         tasks: A YAML file of tasks, for which `make olmes` installs lm-eval once. Empty: none are asked.
         backend: For the held-out losses: cpu, nvidia on an NVIDIA GPU, or reference, which is slow. It changes no bit.
         records: Folder for this machine's certificates and records. Empty: runs/audits.

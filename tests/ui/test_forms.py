@@ -135,10 +135,10 @@ def test_a_form_explains_its_fields_and_takes_no_secret(page: Page, served: Serv
         ),
         (
             "evaluate",
-            {"published": "{folder}/published", "step": "8", "records": "{folder}/audits"},
+            {"published": "{folder}/published", "records": "{folder}/audits"},
             "evaluate small",
             {"run:small"},
-            "MATCH held-out 8",
+            "MATCH held-out 12",
         ),
         ("reproduce-mix", {"recipe": "{recipe}", "folder": "{folder}"}, "reproduce the mix of small", set(), "MATCH"),
         (
