@@ -29,7 +29,7 @@ def audit(
 
     Args:
         published: Folder or address that was published to, such as runs/demo/published.
-        step: The step to replay, from 0. Empty: the initial state.
+        step: The step to replay, from 0. None: the initial state.
         backend: cpu is fast, nvidia faster on an NVIDIA GPU, reference plain NumPy and slow. It changes no bit.
         records: Folder for this machine's draws and certificates. Empty: runs/audits.
         mirrors: Further copies, folders or addresses. What is bad in one is reported, and taken from another.
