@@ -180,7 +180,7 @@ def test_a_link_leads_to_the_report(page: Page, served: Served, folder: Path, sh
     address = re.search(r"\[report\]\((\S+)\)", runs[0]["data"])
     assert address
     page.goto(address[1])
-    assert "a training run that anyone can replay" in page.inner_text("h1")
+    assert page.inner_text("h1") == "tiny" and "12 steps" in page.inner_text("header")
     page.screenshot(path=shots / "report.png")
     key = page.goto(address[1].replace("published/index.html", "run/ledger/header.json"))
     assert key and key.status == 404
