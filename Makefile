@@ -57,7 +57,7 @@ corpus: .venv/installed ## one mix by 1 to 5 workers, in other surroundings and 
 	$(BIN)/python -m tests.corpus
 	$(BIN)/python -m tests.corpus.on_ray
 
-s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 20 minutes)
+s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it installs and starts (about 40 minutes)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3]'
 	$(BIN)/python -m pytest -m s3 tests/s3
 
