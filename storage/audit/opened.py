@@ -60,10 +60,13 @@ def published_states(release: Store) -> list[tuple[int, Store]]:
     return found
 
 
-def proven_states(release: Store, ledger: Ledger) -> frozenset[int]:
-    """All k whose state was published: checkpoints, and opened states that the ledger proves as far as can be seen
-    without reading them. No file that only bears the name counts as an answer to a draw."""
-    return frozenset(k for k, store in published_states(release) if store is release or _is_there(store, ledger, k))
+def proven_states(release: Store, ledger: Ledger) -> Callable[[int], bool]:
+    """Says of k whether state k was published, and the ledger proves it as far as can be seen without reading it: a
+    file that only bears the name, in the release or beside it, answers no draw."""
+    stores: dict[int, list[Store]] = {}
+    for k, store in published_states(release):
+        stores.setdefault(k, []).append(store)
+    return lambda k: any(_is_there(store, ledger, k) for store in stores.get(k, ()))
 
 
 def _is_there(store: Store, ledger: Ledger, step: int) -> bool:

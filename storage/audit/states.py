@@ -5,7 +5,7 @@ PROOFS are those that the trainer's own signatures prove.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import combinations
@@ -117,7 +117,12 @@ class Audited:
 
 
 def drawn_steps(
-    evidence: Evidence, ledger: Ledger, named: Named, audited: Audited, published: Collection[int], now: datetime
+    evidence: Evidence,
+    ledger: Ledger,
+    named: Named,
+    audited: Audited,
+    published: Callable[[int], bool],
+    now: datetime,
 ) -> list[DrawnStep]:
     """The state of every drawn step, by date and step. audited: by the evidence; published: see proven_states()."""
     unlisted = Counter(body.step for body in evidence.certificates if body.auditor not in named)
@@ -137,7 +142,7 @@ def drawn_steps(
                     step=step,
                     among=draw.body.step,
                     basis=basis,
-                    state=audited.level(step) or _unanswered(late, step in published),
+                    state=audited.level(step) or _unanswered(late, step, published),
                     names=tuple(sorted(names)),
                     backends=tuple(sorted(backends)),
                     parts=tuple(sorted(audited.parts.get(step, ()))),
@@ -193,10 +198,10 @@ def parts(bodies: list[Body]) -> dict[int, set[str]]:
     return found
 
 
-def _unanswered(late: bool, published: bool) -> str:
+def _unanswered(late: bool, step: int, published: Callable[[int], bool]) -> str:
     if not late:
         return "due"
-    return "overdue" if published else "unanswered"
+    return "overdue" if published(step) else "unanswered"
 
 
 def by_statement(evidence: Evidence) -> dict[str, list[Witness]]:

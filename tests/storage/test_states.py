@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from storage import checkpoint
 from storage.audit import states
 from storage.audit.certificate import save_certificate, sign
 from storage.audit.collect import Evidence, collect
 from storage.audit.coverage import Proven, first_for, proven
 from storage.audit.keys import Key
 from storage.audit.named import Named, load_named
-from storage.audit.opened import proven_states
 from storage.audit.settle import settle
 from storage.audit.standing import standing
 from storage.audit.statement import Missed, Statement, admit_missed, announce, statement_key
@@ -51,17 +51,20 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_a_drawn_step_is_due_until_its_deadline_and_then_unanswered_or_overdue(scene: Scene) -> None:
+def test_a_drawn_step_is_due_until_its_deadline_and_then_unanswered_or_overdue(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = scene.draw(count=12).steps
     assert steps == list(range(12)) and {row.state for row in scene.rows()} == {"due"}
     assert {row.state for row in scene.rows(now=LATE)} == {"unanswered"}
-    assert proven_states(scene.published, scene.ledger) == set()
     for step in (0, 5, 10):
         scene.published.create(f"checkpoints/{step:08d}.json", b"{}")
+    assert {row.state for row in scene.rows(now=LATE)} == {"unanswered"}  # the name alone answers nothing
+    monkeypatch.setattr(checkpoint, "check_there", lambda *given: None)
     late = {row.step: row.state for row in scene.rows(now=LATE)}
     assert late == {step: "overdue" if step in (0, 5, 10) else "unanswered" for step in range(12)}
-    scene.published.create("opened/checkpoints/00000003.json", b"{}")  # the name alone answers nothing
-    assert {row.step: row.state for row in scene.rows(now=LATE)} == late
+    scene.published.create("opened/checkpoints/00000003.json", b"{}")
+    assert {row.step: row.state for row in scene.rows(now=LATE)}[3] == "overdue"
     assert {row.basis for row in scene.rows()} == {"trainer's word"}
 
 
