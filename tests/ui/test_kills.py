@@ -99,8 +99,12 @@ def test_two_trainings_of_one_run_do_not_coexist(served: Served, mix: Path, reci
     """One from the UI, one from a terminal, which no limit of a deployment keeps apart."""
     folder = begun(mix, tmp_path)
     run = train(served, recipe, folder)
-    in_step(served, folder, 1)
+    training = in_step(served, folder, 1)
+    for pid in training:
+        os.kill(pid, signal.SIGSTOP)  # so that it is not done before the other has begun
     said = verbatim("train", recipe, "--folder", folder, "--backend", "reference", expect=13).stderr
+    for pid in training:
+        os.kill(pid, signal.SIGCONT)
     assert "this run is being trained by process" in said
     second = train(served, recipe, folder)
     until("the second waits its turn", lambda: served.call("GET", f"/flow_runs/{second}")["state_name"] != "Scheduled")
