@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from storage import olmes
 from storage.audit.beacon import Value, prepare
 from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, check
 from storage.audit.dispute import MAX_DISPUTE, Dispute
@@ -37,6 +38,7 @@ class Evidence:
     draws: list[Draw] = field(default_factory=list)
     certificates: list[Body] = field(default_factory=list)
     disputes: dict[str, Body] = field(default_factory=dict)
+    evaluations: list[olmes.Body] = field(default_factory=list)
     faulty: dict[str, str] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
     found_in: dict[str, int] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class _Collector:
             (f"draws/{run}/", MAX_DRAW, self._put_by),
             ("certificates/", MAX_CERTIFICATE, self._certificate),
             ("disputes/", MAX_DISPUTE, self._dispute),
+            ("evaluations/", olmes.MAX_RECORD, self._evaluation),
         ):
             with self._told(f"{store.uri}: {base}{folder}"):
                 keys = store.list(base + folder)
@@ -130,6 +133,10 @@ class _Collector:
         certificate = Certificate.parse(data, where, CertificateFault)
         if certificate.body.run == self._ledger.run_id:
             self.found.certificates.append(check(certificate, self._ledger))
+
+    def _evaluation(self, data: bytes, where: str) -> None:
+        if olmes.Evaluation.parse(data, where, CertificateFault).body.run == self._ledger.run_id:
+            self.found.evaluations.append(olmes.parse(data, where, self._ledger))
 
     def _dispute(self, data: bytes, where: str) -> None:
         certificate = Dispute.parse(data, where, CertificateFault).body.certificate
