@@ -18,6 +18,7 @@ from storage.audit.standing import Standing, standing
 from storage.audit.states import STATES, DrawnStep, parts
 from storage.errors import Divergence, InputFault
 from storage.ledger import Entry, Ledger
+from storage.olmes import Body
 from storage.page.report import write_report
 from storage.store import Store, open_store
 
@@ -53,6 +54,7 @@ def report(store: str, records: list[str], named: Path | None, page: Path | None
             {"step": body.step, "by": names.get(body.auditor, body.auditor), "where": where}
             for where, body in sorted(evidence.disputes.items())
         ],
+        "scores": [_score(body, names) for body in sorted(evidence.evaluations, key=lambda body: body.step)],
         "copied": found.copied,
         "faulty": evidence.faulty,
         "found_in": evidence.found_in,
@@ -65,6 +67,13 @@ def report(store: str, records: list[str], named: Path | None, page: Path | None
         "page": None if page is None else str(page),
         "exit_code": _exit_code(found),
     }
+
+
+def _score(body: Body, names: Named) -> dict[str, Any]:
+    tasks = {task: float(score.share()) for task, score in sorted(body.scores.items())}
+    by = names.get(body.evaluator, f"unlisted key {body.evaluator[:16]}")
+    said = {"mean": float(body.mean()), "averaged": body.averaged(), "tasks": tasks}
+    return {"step": body.step, "state": body.state, "evaluator": body.evaluator, "by": by} | said
 
 
 def _exit_code(found: Standing) -> int:
@@ -88,6 +97,9 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
     for each in found["disputes"]:
         yield f"dispute: step {each['step']}, by {each['by']}: {each['where']}; verbatim dispute judges it"
+    for each in found["scores"]:
+        tasks = ", ".join(f"{task} {share:.1%}" for task, share in each["tasks"].items())
+        yield f"scores of state {each['step']}, by {each['by']}: {each['mean']:.1%}, {each['averaged']}: {tasks}"
     if found["beyond"]:
         yield f"not counted: {found['beyond']} more records, faulty or by keys without a name: too many to look at"
     yield from (f"copied: {said}" for said in found["copied"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from flows.terminal import JsonOption, KeysOption, MirrorOption, absolute, all_absolute, line
 from storage.errors import UsageError, printable
@@ -86,7 +88,8 @@ def _add_score(app: typer.Typer) -> None:
         """
         from tasks import olmes
 
-        done = olmes.evaluate(absolute(run), tasks, str(records.absolute()), str(keys.absolute()), step)
+        with asking(as_json) as tell:
+            done = olmes.evaluate(absolute(run), tasks, str(records.absolute()), str(keys.absolute()), step, tell)
         if as_json:
             print(json.dumps(done))
             return
@@ -94,16 +97,33 @@ def _add_score(app: typer.Typer) -> None:
             line(text)
 
 
+@contextlib.contextmanager
+def asking(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows how many answers were scored, on standard error, so that the scores alone are the output."""
+    if quiet:
+        yield lambda done, of, task: None
+        return
+    from flows import display
+    from tasks import progress
+
+    pace = progress.Pace("Ask tasks", 1, "answers")
+
+    def tell(done: int, of: int, task: str) -> None:
+        pace.total = of
+        progress.tell(pace.report(done, task))
+
+    with display.shown(Console(stderr=True)):
+        yield tell
+
+
 def score_lines(done: dict[str, Any]) -> list[str]:
     """A record of scores as text, a task a line."""
     lines = []
-    for name, found in done["scores"].items():
-        shares = (
-            f"{form.replace('_', ' ')} {right / found['questions']:.1%}" for form, right in found["right"].items()
-        )
+    for name, found in done["by_task"].items():
+        shares = (f"{form.replace('_', ' ')} {share:.1%}" for form, share in found["shares"].items())
         lines.append(f"{name}: {', '.join(shares)} of {found['questions']:,}")
-    macro = f"state {done['step']}: {done['macro']:.1%} on average, the better formulation of each task"
-    return [*lines, macro, f"record: {done['record']}"]
+    mean = f"state {done['step']}: {done['mean']:.1%} is {done['averaged']}, each task in its better formulation"
+    return [*lines, mean, f"record: {done['record']}"]
 
 
 def _add_generate(app: typer.Typer) -> None:

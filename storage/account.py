@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from kernels import canonical
 from storage.errors import InputFault
-from storage.figures import load_probe
+from storage.figures import Probe, load_probe
 from storage.ledger import Ledger
 from storage.segment import SegmentEnd
 from storage.store import Store
@@ -21,8 +23,8 @@ _LIMIT = 1 << 20  # bytes of one of these small records
 
 @dataclass(frozen=True)
 class Account:
-    """losses: of each step; held_out: by state; both in nats, None where not finite. validated: steps that a restart
-    repeated and found equal to the ledger."""
+    """losses: of each step, in nats, None where not finite; probes: held-out losses, by state. validated: steps that a
+    restart repeated and found equal to the ledger."""
 
     run_id: str
     mix_root: str
@@ -30,8 +32,13 @@ class Account:
     trajectory_root: str
     ledger_head: str
     losses: list[float | None]
-    held_out: dict[int, float | None]
+    probes: dict[int, Probe]
     validated: list[int]
+
+    @cached_property
+    def held_out(self) -> dict[int, float | None]:
+        """Mean held-out losses in nats, by state; None where not finite."""
+        return means(self.probes)
 
     @property
     def steps(self) -> int:
@@ -49,7 +56,7 @@ def account(store: Store) -> Account:
         trajectory_root=ledger.trajectory_root(),
         ledger_head=ledger.head,
         losses=[None if entry.loss is None else float(canonical.from_bits(entry.loss)) for entry in ledger],
-        held_out=held_out(store, ledger),
+        probes=probes(store, ledger),
         validated=sorted(
             step for key in store.list("segments/") if _END.fullmatch(key) for step in _steps(store, key, ledger)
         ),
@@ -63,11 +70,16 @@ def unigram_entropy(tokens: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def held_out(store: Store, ledger: Ledger) -> dict[int, float | None]:
-    """Mean held-out loss in nats of every state that was probed, by steps done; None where it was not finite."""
+def probes(store: Store, ledger: Ledger) -> dict[int, Probe]:
+    """The held-out losses of every state that was probed, by steps done."""
     steps = [int(match[1]) for match in map(_PROBE.fullmatch, store.list("probe/")) if match]
-    means = {step: load_probe(store, ledger, step).mean() for step in steps if step <= len(ledger)}
-    return {step: None if mean is None else float(mean) for step, mean in means.items()}
+    return {step: load_probe(store, ledger, step) for step in steps if step <= len(ledger)}
+
+
+def means(found: Mapping[int, Probe]) -> dict[int, float | None]:
+    """Mean held-out loss in nats of each state; None where it was not finite."""
+    each = {step: probe.mean() for step, probe in found.items()}
+    return {step: None if mean is None else float(mean) for step, mean in each.items()}
 
 
 def _steps(store: Store, key: str, ledger: Ledger) -> range:

@@ -2,7 +2,7 @@
 
 mix      windows, held_out, manifest, index, tokenizer, made_with
 run      recipe, ledger, digests, checkpoints, segments, diagnostics, probe
-audits   statements, witnesses, draws, beacons, certificates, disputes     as in an auditor's records, below audits/
+audits   statements, witnesses, draws, beacons, certificates, disputes, evaluations    an auditor's, below audits/
 made     code, lock, export, page                   made when the run is published
 
 RELEASE.json lists what was there when it was signed. What is made later is found by listing two prefixes, and proves
@@ -31,7 +31,7 @@ _RUN = {
     "diagnostics": rf"diagnostics/{_STEP}\.json",
     "probe": rf"probe/{_STEP}\.json",
 }
-_RECORDS = ("statements", "witnesses", "draws", "beacons", "certificates", "disputes")
+_RECORDS = ("statements", "witnesses", "draws", "beacons", "certificates", "disputes", "evaluations")
 _AUDITS = {name: rf"audits/{name}/{_BELOW}" for name in _RECORDS}
 _MADE = {
     "code": r"code/[0-9a-f]{64}\.tar",

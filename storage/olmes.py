@@ -4,7 +4,8 @@
     evaluations/<state>-<digest>.json    {"body": {run, step, state, tasks, scores, …}, "signature": the evaluator's}
 
 A record holds integers and digests and no time, so that whoever evaluates again with the same key has the same bytes.
-Of two formulations the better one counts, as OLMES says (arXiv 2406.08446); the macro average is over tasks.
+Of two formulations the better one counts, as OLMES says (arXiv 2406.08446). Its macro average is over its ten tasks;
+of fewer, or of others, there is a mean alone.
 Log-probabilities are sums of floats: unlike held-out losses, scores are not promised to be equal on other machines.
 """
 
@@ -22,28 +23,40 @@ from storage.errors import CertificateFault, InputFault, UsageError
 from storage.ledger import Ledger
 from storage.named import read_file
 from storage.records import Count, Digest, Record, Signature, Text, first
-from storage.store import Store, create_same, object_digest
+from storage.store import Readable, Store, create_same, object_digest
 
 PURPOSE = "evaluation"
 MAX_RECORD, MAX_TASKS = 1 << 20, 1 << 20
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
+OLMES = frozenset(
+    ("arc_challenge", "arc_easy", "boolq", "commonsense_qa", "hellaswag", "mmlu", "openbookqa", "piqa", "social_iqa")
+) | {"winogrande"}
 
 
 class Task(BaseModel):
-    """Where a task's data lie and how they are asked. question, choices and answer (a number from 0) are expressions of
-    Jinja over a row's columns; completion: how choices of different lengths are compared."""
+    """Where a task's data lie and how they are asked. question, choices, answer (a number from 0) and named are
+    expressions of Jinja over a row's columns; completion: how choices of different lengths are compared.
+
+    Prompts are made of them by tasks/lm_eval_child.py, whose head says how each form reads.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: TaskName
     dataset: str  # on the Hugging Face hub; or json, with files
-    subset: str | None = None
+    subsets: list[str] = []  # whose scores are averaged; in about and files, {subset} stands for one
     revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")  # of a set on the hub: its commit
     files: dict[str, str] = {}  # by split, beside the file of tasks
     split: str
-    examples: str  # the split whose first rows come before each question
+    examples: str  # the split of the rows that come before each question
+    named: str | None = None  # a row's name there; digest(text) has 16 hex digits of the text's SHA-256
+    chosen: list[str] = []  # the names of those rows, in their order; none: the split's first
     shots: int = Field(default=5, ge=0, le=64)
-    limit: int | None = Field(default=None, ge=1)  # questions, the first of the split
+    limit: int | None = Field(default=None, ge=1)  # questions of a longer split, drawn as OLMES draws them
+    form: Literal["question", "continuation", "blank"] = "question"
+    prefix: str = "Question: "  # of the form "question"
+    about: str = ""  # before the examples
+    marked: bool = False  # text in brackets, as WikiHow's, is taken out
     question: str
     choices: str
     answer: str
@@ -53,12 +66,16 @@ class Task(BaseModel):
     def _from_one_place(self) -> Self:
         if self.files and self.revision:
             raise ValueError("it has files of this machine and a revision of the hub; give one of them")
+        if bool(self.chosen) != bool(self.named) or (self.chosen and len(self.chosen) < self.shots):
+            raise ValueError(f"{self.shots} examples are chosen by name: give {self.shots} names and what a name is")
+        if self.form == "blank" and self.completion != "acc":
+            raise ValueError("of the form blank the same text is scored behind each choice: its completion is acc")
         return self
 
 
-class Score(Record):
-    """Right answers of so many questions, by formulation; asked: a digest of the prompts and answers of each; data: of
-    the rows that the questions were made of."""
+class Part(Record):
+    """Right answers of so many questions of a subset, by formulation; asked: a digest of the prompts and answers of
+    each; data: of the rows that the questions were made of."""
 
     questions: Annotated[Count, Field(ge=1)]
     right: Annotated[dict[str, Count], Field(min_length=1)]
@@ -71,9 +88,34 @@ class Score(Record):
             raise ValueError("more right answers than questions, or other formulations than were asked")
         return self
 
+
+class Score(Record):
+    """A task's, by subset; of a task without subsets there is one part, "all"."""
+
+    parts: Annotated[dict[Text, Part], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if len({frozenset(part.right) for part in self.parts.values()}) > 1:
+            raise ValueError("its subsets were asked in different formulations")
+        return self
+
+    @property
+    def questions(self) -> int:
+        """Of all subsets."""
+        return sum(part.questions for part in self.parts.values())
+
+    def shares(self) -> dict[str, Fraction]:
+        """Of right answers in each formulation: the mean over subsets."""
+        parts = list(self.parts.values())
+        return {
+            name: sum((Fraction(part.right[name], part.questions) for part in parts), Fraction(0)) / len(parts)
+            for name in sorted(parts[0].right)
+        }
+
     def share(self) -> Fraction:
         """Of the better formulation."""
-        return Fraction(max(self.right.values()), self.questions)
+        return max(self.shares().values())
 
 
 class Body(Record):
@@ -88,9 +130,15 @@ class Body(Record):
     packages: dict[str, Text]
     evaluator: Digest
 
-    def macro(self) -> Fraction:
-        """The mean of the tasks' shares."""
+    def mean(self) -> Fraction:
+        """Of the tasks' shares."""
         return sum((score.share() for score in self.scores.values()), Fraction(0)) / len(self.scores)
+
+    def averaged(self) -> str:
+        """What mean() is: OLMES' average where all of its tasks were asked, and no other."""
+        if self.scores.keys() == OLMES:
+            return "the 10-task macro average"
+        return f"the mean of {len(self.scores)} task{'' if len(self.scores) == 1 else 's'}"
 
 
 class Evaluation(Record):
@@ -118,7 +166,9 @@ def load_tasks(path: Path) -> list[Task]:
 
 def _placed(task: Task, folder: Path) -> Task:
     files = {split: str((folder / name).absolute()) for split, name in task.files.items()}
-    for split, name in files.items():
+    for split, name in (
+        (s, f.replace("{subset}", subset)) for s, f in files.items() for subset in task.subsets or [""]
+    ):
         if not Path(name).is_file():
             raise InputFault(
                 f"task {task.name}: its data for {split} are missing: there is no {name}",
@@ -137,9 +187,13 @@ def tasks_digest(tasks: list[Task]) -> str:
 def save(store: Store, body: Body, key: Key) -> str:
     """Sign and write the record; its key in the store."""
     data = Evaluation(body=body, signature=key.sign(body.canonical(), PURPOSE)).canonical()
-    where = f"evaluations/{body.step:08d}-{object_digest(data)[:16]}.json"
+    where = _key(body, data)
     create_same(store, where, data)
     return where
+
+
+def _key(body: Body, data: bytes) -> str:
+    return f"evaluations/{body.step:08d}-{object_digest(data)[:16]}.json"
 
 
 def parse(data: bytes, where: str, ledger: Ledger) -> Body:
@@ -158,12 +212,26 @@ def parse(data: bytes, where: str, ledger: Ledger) -> Body:
     return body
 
 
-def scores_of(store: Store, ledger: Ledger) -> dict[int, list[Body]]:
-    """Every record in `store`, an evaluator's or a release's, of this run, by step: what account and page may show."""
+def records_in(records: Readable, ledger: Ledger, base: str = "") -> dict[str, tuple[str, Body]]:
+    """Every record of this run below `base`, an evaluator's or a release's: its digest and body, by key.
+
+    Other runs' are passed over. Raises CertificateFault for one that is forged, damaged or renamed.
+    """
+    found = {}
+    for key in records.list(f"{base}evaluations/"):
+        data = records.read(key, limit=MAX_RECORD)
+        if Evaluation.parse(data, key, CertificateFault).body.run != ledger.run_id:
+            continue
+        body = parse(data, key, ledger)
+        if key != base + _key(body, data):
+            raise CertificateFault(f"{key}: it is {_key(body, data)}", cause="the file was renamed")
+        found[key] = object_digest(data), body
+    return found
+
+
+def scores_of(records: Readable, ledger: Ledger) -> dict[int, list[Body]]:
+    """What the records of this run say, by state."""
     found: dict[int, list[Body]] = {}
-    for key in store.list("evaluations/"):
-        data = store.read(key, limit=MAX_RECORD)
-        if Evaluation.parse(data, key, CertificateFault).body.run == ledger.run_id:
-            body = parse(data, key, ledger)
-            found.setdefault(body.step, []).append(body)
+    for _, body in records_in(records, ledger).values():
+        found.setdefault(body.step, []).append(body)
     return found

@@ -22,6 +22,7 @@ from storage.errors import InputFault, LedgerFault, MissingObject, Refused, Stor
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header
 from storage.made import Made, made
 from storage.objects import MAX_OBJECT, check_limit
+from storage.olmes import records_in
 from storage.release import (
     MAX_RELEASE,
     PURPOSE,
@@ -84,7 +85,8 @@ def publish(
     demanded = needed(run) | {AUDITS + key: digest for key, digest in kept.items()}
     work = [*_of_run(run, demanded), *_of_mix(run, mix_store)]
     work += [(records, key, AUDITS + key) for key in kept if records]
-    ours = made(run, {key: _size(store, source) for store, source, key in work})
+    scores = [body for _, body in records_in(records, run.ledger).values()] if records else []
+    ours = made(run, {key: _size(store, source) for store, source, key in work}, scores)
     work += [(ours.store, key, key) for key in ours.store.list()]
     _check_nothing_else(target, (key for _, _, key in work))
     demanded |= ours.store.digests

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks import olmes, process
+from tasks import olmes, process, show
 from tasks.audit import concluded
 from tasks.device import turn
+from tasks.progress import Progress
 from tasks.references import KEYS, Audited, Scored, key_name
 
 
@@ -28,16 +28,25 @@ def check_held_out(published: str, step: int | None, backend: str, records: str)
 @task(task_run_name="ask tasks", cache_policy=NO_CACHE)
 def score(run: str, tasks: str, step: int | None, records: str) -> Scored:
     """Ask a checkpoint of a run, published or not, a file of tasks, by lm-eval; the last one for None."""
+    progress = Progress("Ask tasks", key_name("ask tasks", Path(run).name), 1, "answers")
+
+    def tell(done: int, of: int, task: str) -> None:
+        progress.total = of
+        progress(done, task)
+
     with turn("cpu"):  # where lm-eval computes
-        done = olmes.evaluate(run, Path(tasks), records, str(KEYS), step)
-    create_table_artifact(
-        [_row(name, found) for name, found in done["scores"].items()],
-        key=key_name("scores", f"state {done['step']}"),
-        description=f"Right answers of state {done['step']}: {done['macro']:.1%} on average, the better formulation",
+        done = olmes.evaluate(run, Path(tasks), records, str(KEYS), step, tell)
+    show.result(
+        key_name("scores", f"state {done['step']}"),
+        f"State {done['step']}: {done['mean']:.1%} of answers right, {done['averaged']}",
+        (f"state root `{done['state']}`", f"signed by `{done['evaluator']}`", f"record `{done['record']}`"),
+        "| task | questions | completion | multiple choice |\n|---|--:|--:|--:|\n"
+        + "".join(_row(name, found) for name, found in done["by_task"].items()),
     )
-    return Scored(step=done["step"], state=done["state"], macro=done["macro"], record=done["record"])
+    return Scored(**{name: done[name] for name in ("step", "state", "mean", "averaged", "record")})
 
 
-def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    shares = {form.replace("_", " "): f"{right / found['questions']:.1%}" for form, right in found["right"].items()}
-    return {"task": name, "questions": found["questions"], **shares}
+def _row(name: str, found: dict[str, Any]) -> str:
+    shares = (found["shares"].get(form) for form in ("completion", "multiple_choice"))
+    told = " | ".join("" if share is None else f"{share:.1%}" for share in shares)
+    return f"| {name} | {found['questions']:,} | {told} |\n"

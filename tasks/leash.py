@@ -37,10 +37,15 @@ def start(
 
 
 def start_script(
-    python: Path, script: Path, arguments: Sequence[str], errors: int | IO[bytes], env: dict[str, str]
+    python: Path,
+    script: Path,
+    arguments: Sequence[str],
+    output: int | IO[bytes],
+    errors: int | IO[bytes],
+    env: dict[str, str],
 ) -> subprocess.Popen[bytes]:
     """The same for a script and the Python of another environment, which imports its own packages alone."""
-    return _start([str(python), "-I", __file__, str(script), *arguments], subprocess.DEVNULL, errors, env)
+    return _start([str(python), "-I", __file__, str(script), *arguments], output, errors, env)
 
 
 def _start(

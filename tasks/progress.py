@@ -49,34 +49,50 @@ def listening(listener: Callable[[Report], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-class Progress:
-    """One phase's progress. Call it with the units done so far; the artifact is created by the first call."""
+def tell(report: Report) -> None:
+    """Hand a report to whoever listens in this process."""
+    for listener in _listeners:
+        listener(report)
 
-    def __init__(self, phase: str, key: str, total: int, unit: str) -> None:
-        self.phase, self.key, self.total, self.unit = phase, key, total, unit
+
+class Pace:
+    """One phase's reports, with the time that is left, by the pace since the first report: what came before it, such as
+    compiling, says nothing of it."""
+
+    def __init__(self, phase: str, total: int, unit: str) -> None:
+        self.phase, self.total, self.unit = phase, total, unit
         self._first: tuple[int, float] | None = None
-        self._sent = self._logged = 0.0
-        self._artifact: UUID | None = None
 
-    def __call__(self, done: int, note: str = "") -> None:
-        report = Report(self.phase, done, self.total, self.unit, self._remaining(done), note)
-        for listener in _listeners:
-            listener(report)
-        if done >= self.total or time.monotonic() - self._sent >= EVERY:
-            self._send(report)
-
-    def before(self, done: int, note: str) -> None:
-        """Say what happens before the first unit; its time says nothing of the pace."""
-        for listener in _listeners:
-            listener(Report(self.phase, done, self.total, self.unit, None, note))
+    def report(self, done: int, note: str = "") -> Report:
+        """How far it is with so many units done."""
+        return Report(self.phase, done, self.total, self.unit, self._remaining(done), note)
 
     def _remaining(self, done: int) -> float | None:
-        """Counted from the first report on: what came before it, such as compiling, says nothing of the pace."""
         now = time.monotonic()
         if self._first is None:
             self._first = done, now
         before, began = self._first
         return (now - began) / (done - before) * (self.total - done) if done > before else None
+
+
+class Progress(Pace):
+    """One phase's progress. Call it with the units done so far; the artifact is created by the first call."""
+
+    def __init__(self, phase: str, key: str, total: int, unit: str) -> None:
+        super().__init__(phase, total, unit)
+        self.key = key
+        self._sent = self._logged = 0.0
+        self._artifact: UUID | None = None
+
+    def __call__(self, done: int, note: str = "") -> None:
+        report = self.report(done, note)
+        tell(report)
+        if done >= self.total or time.monotonic() - self._sent >= EVERY:
+            self._send(report)
+
+    def before(self, done: int, note: str) -> None:
+        """Say what happens before the first unit; its time says nothing of the pace."""
+        tell(Report(self.phase, done, self.total, self.unit, None, note))
 
     def _send(self, report: Report) -> None:
         self._sent = time.monotonic()

@@ -127,11 +127,12 @@ class Audited(Reference):
 
 
 class Scored(Reference):
-    """How a state did on tasks: the average share of right answers, and where the signed record lies."""
+    """How a state did on tasks: the mean share of right answers, what it is of, and where the signed record lies."""
 
     step: int
     state: str
-    macro: float
+    mean: float
+    averaged: str
     record: str
 
 

@@ -131,6 +131,10 @@ def _show(progress: Progress, event: Event) -> None:
     progress(event["step"] + 1, f"loss {'void' if event['loss'] is None else format(event['loss'], '.3f')}{repeated}")
 
 
+def _by_source(probe: figures.Probe) -> dict[str, float | None]:
+    return {name: loss.value() for name, loss in probe.sources.items()}
+
+
 @task(task_run_name="report the run", cache_policy=NO_CACHE)
 def report_run(run: str) -> Trained:
     """Read the whole ledger back, and show losses and roots, the result first."""
@@ -149,6 +153,7 @@ def report_run(run: str) -> Trained:
         ),
         show.picture(alone(loss_curve(found.losses, found.held_out)), "loss of the steps, and held-out loss as dots"),
     )
-    rows = [{"after steps": step, "held-out loss": loss} for step, loss in held_out[-ROWS:]]
-    create_table_artifact(rows, key="held-out", description="Mean loss over the held-out windows, in nats")
+    rows = [{"after steps": step, "all windows": loss, **_by_source(found.probes[step])} for step, loss in held_out]
+    said = "Mean loss in nats over the held-out windows: of all, and of each source's"
+    create_table_artifact(rows[-ROWS:], key="held-out", description=said)
     return Trained(uri=run, steps=found.steps, ledger_head=found.ledger_head, trajectory_root=found.trajectory_root)

@@ -40,6 +40,8 @@ EXCEPTIONS = {
     ("model/wire.py", "torch"): "the same",
     ("tasks/lm_eval_child.py", "lm_eval"): "runs in lm-eval's own environment; never imported",
     ("tasks/lm_eval_child.py", "torch"): "the same",
+    ("tasks/lm_eval_child.py", "datasets"): "the same",
+    ("tasks/lm_eval_child.py", "jinja2"): "the same",
     ("tasks/lm_eval_child.py", "tokenizers"): "the same",
     ("tasks/progress.py", "httpx"): "knows what Prefect's client raises where the server is away",
     ("tasks/process.py", "torch"): "asks torchrun which options it has",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from storage import olmes
 from storage.audit.beacon import Value, prepare
 from storage.audit.certificate import MAX_CERTIFICATE, Body, Certificate, check
 from storage.audit.dispute import MAX_DISPUTE, Dispute
@@ -28,8 +29,8 @@ from storage.store import Store, object_digest
 MAX_UNLISTED = 8 << 20  # some 4,000 certificates
 MAX_FAULTY = 1000
 MAX_DRAWS = 8  # of one night: two are enough to count against the run
-_SIGNER = re.compile(  # of a certificate, a dispute, a witness: no string of canonical JSON holds a bare quote
-    rb'"body":\{"auditor":"(?P<auditor>[0-9a-f]{64})"|"witness":"(?P<witness>[0-9a-f]{64})"\},"signature"'
+_SIGNER = re.compile(  # of a certificate or dispute, scores, a witness: no string of canonical JSON holds a bare quote
+    rb'("body":\{"auditor":|"evaluator":|"witness":)"(?P<key>[0-9a-f]{64})"'
 )
 BASES = ("", "audits/")  # where records lie: in a store of their own, in a release
 
@@ -48,6 +49,7 @@ class Evidence:
     draws: list[Draw] = field(default_factory=list)
     certificates: list[Body] = field(default_factory=list)
     disputes: dict[str, Body] = field(default_factory=dict)
+    evaluations: list[olmes.Body] = field(default_factory=list)
     faulty: dict[str, str] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
     beyond: int = 0
@@ -79,6 +81,7 @@ class _Collector:
             (f"draws/{run}/", MAX_DRAW, self._put_by),
             ("certificates/", MAX_CERTIFICATE, self._certificate),
             ("disputes/", MAX_DISPUTE, self._dispute),
+            ("evaluations/", olmes.MAX_RECORD, self._evaluation),
         ):
             with self._told(f"{store.uri}: {base}{folder}"):
                 keys = store.list(base + folder)
@@ -152,6 +155,12 @@ class _Collector:
             self._hold(certificate.body.auditor, data)
             self.found.certificates.append(check(certificate, self._ledger))
 
+    def _evaluation(self, data: bytes, where: str) -> None:
+        body = olmes.Evaluation.parse(data, where, CertificateFault).body
+        if body.run == self._ledger.run_id:
+            self._hold(body.evaluator, data)
+            self.found.evaluations.append(olmes.parse(data, where, self._ledger))
+
     def _dispute(self, data: bytes, where: str) -> None:
         certificate = Dispute.parse(data, where, CertificateFault).body.certificate
         if certificate.body.run != self._ledger.run_id:
@@ -170,6 +179,6 @@ class _Collector:
         """Whether it is signed by a key without a name, and there is no room for more of them."""
         if self._room > 0 or not (match := _SIGNER.search(data)):
             return False
-        beyond = (match["auditor"] or match["witness"]).decode() not in self._named
+        beyond = match["key"].decode() not in self._named
         self.found.beyond += beyond
         return beyond

@@ -31,7 +31,10 @@ from storage.team import SOLO
 
 # (explanation, next) in place of what an audit of a step says.
 TOLD = {
-    Outcome.MATCH: ("every source's loss came out equal", Outcome.MATCH.next_step),
+    Outcome.MATCH: (
+        "this state has the recorded mean loss on each source's held-out windows; of its training it says nothing",
+        Outcome.MATCH.next_step,
+    ),
     Outcome.NO_MATCH: (
         "the losses of this state are not those that the release records",
         "verbatim evaluate on another machine, by another backend; verbatim verify checks the certificates of both",

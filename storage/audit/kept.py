@@ -2,6 +2,7 @@
 
 statements, witnesses and draws of <run>/, beacons/<date>.json    as in an auditor's records
 certificates/<name>.json, disputes/<name>.json                    the same
+evaluations/<state>-<digest>.json                                 scores on tasks, by whoever asked them
 
 Those that were there when the release was signed are in its list; later ones lie below the same prefix.
 """
@@ -9,6 +10,7 @@ Those that were there when the release was signed are in its list; later ones li
 import re
 from collections.abc import Iterator
 
+from storage import olmes
 from storage.audit.beacon import MAX_BEACON
 from storage.audit.certificate import MAX_CERTIFICATE, Beacon, Body, Certificate, certificate_key, check, check_own
 from storage.audit.dispute import MAX_DISPUTE, Dispute, dispute_key
@@ -36,7 +38,8 @@ def records_of(records: Readable, ledger: Ledger, base: str = "") -> dict[str, s
     found |= {base + draw_key(ledger.run_id, draw.date): object_digest(draw.canonical()) for draw in draws}
     for draw in draws:
         found |= _beacon(records, base, draw)
-    return found | dict([*_certificates(records, ledger, base), *_disputes(records, ledger, base)])
+    found |= dict([*_certificates(records, ledger, base), *_disputes(records, ledger, base)])
+    return found | {key: digest for key, (digest, _) in olmes.records_in(records, ledger, base).items()}
 
 
 def find_draw(release: Store, records: Store, ledger: Ledger, date: str) -> Draw:

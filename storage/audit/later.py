@@ -1,7 +1,7 @@
 """What came after a release was signed: no list vouches for it, so each object proves itself.
 
-    audits/{statements,witnesses,draws,beacons,certificates,disputes}/…    by signatures, as records that are listed
-    opened/{openings,checkpoints,objects}/…                                by the ledger's roots (opening.py)
+    audits/{statements,witnesses,draws,beacons,certificates,disputes,evaluations}/…    by signatures, as those listed
+    opened/{openings,checkpoints,objects}/…                                            by the ledger's roots: opening.py
 
 It is found by listing these prefixes of each copy. What lies anywhere else, and is not listed, belongs to nobody.
 """

@@ -14,7 +14,7 @@ together; an audit of the whole step says which of the two is wrong.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +50,14 @@ from storage.run import Run
 from storage.segment import now
 from storage.store import Store
 
+# What a match of a part says, in place of what an audit of a step says.
+PROVES = {
+    "unit": "this unit's gradient and losses came out as they were opened; of the other units it says nothing",
+    "sum": "the units that were opened make one parameter's summed gradient and the step's losses; whether a unit is "
+    "right, its own audit says",
+    "update": "of one parameter, the state before the step and the summed gradient give the state after it; of the "
+    "others it says nothing",
+}
 ELSE = "entry and opening do not belong together: an audit of the whole step says which of them is wrong"
 
 
@@ -92,7 +100,8 @@ def _find(store: Store, piece: str, backend: str, report: Report, key: Key | Non
         signed = _certificate(run, piece, entry, opened, found, backend, key, began) if key else None
         return _verdict(piece, entry, found, signed)
 
-    return judged(store, piece, backend, report, work)
+    verdict = judged(store, piece, backend, report, work)
+    return replace(verdict, explanation=PROVES[piece.split()[2]]) if verdict.outcome is Outcome.MATCH else verdict
 
 
 def redo(run: Run, piece: str, backend: str, report: Report, draw: Draw | None = None) -> tuple[Entry, Opened, Found]:

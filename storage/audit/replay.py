@@ -42,6 +42,9 @@ from storage.stream import Stream
 from storage.team import SOLO
 
 INITIAL = "initial"
+INITIAL_PROVES = (
+    "drawn anew from the seed, the weights before the first step have the recorded root; of steps it says nothing"
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def _find_step(
 
 
 def _find_initial(store: Store, backend: str, report: Report, key: Key | None = None) -> Verdict:
-    return judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
+    verdict = judged(store, INITIAL, backend, report, lambda run: _audit_initial(run, backend, key))
+    return replace(verdict, explanation=INITIAL_PROVES) if verdict.outcome is Outcome.MATCH else verdict
 
 
 def judged(store: Store, piece: str, backend: str, report: Report, work: Callable[[Run], Verdict]) -> Verdict:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from kernels import canonical
 from model import schedule
 from model.spec import RunSpec
 from storage import checkpoint
-from storage.account import held_out
+from storage.account import means, probes
 from storage.errors import InputFault
-from storage.figures import diagnostics_key, load_diagnostics
+from storage.figures import Probe, diagnostics_key, load_diagnostics
 from storage.ledger import Ledger
 from storage.recipe import MAX_RECIPE
 from storage.run import RECIPE_KEY
@@ -38,18 +39,23 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class History:
-    """losses, norms: f64[N] of each step, NaN where not finite; held_out: by state; states: of which a checkpoint lies
-    in the store; recipe: as text, "" without."""
+    """losses, norms: f64[N] of each step, NaN where not finite; probes: held-out losses, by state; states: of which a
+    checkpoint lies in the store; recipe: as text, "" without."""
 
     ledger: Ledger
     spec: RunSpec
     losses: np.ndarray
     norms: np.ndarray
-    held_out: dict[int, float | None]
+    probes: dict[int, Probe]
     diagnosed: Diagnosed
     segments: list[Segment]
     states: list[int]
     recipe: str
+
+    @cached_property
+    def held_out(self) -> dict[int, float | None]:
+        """Mean held-out losses, by state."""
+        return means(self.probes)
 
     @property
     def steps(self) -> int:
@@ -70,7 +76,7 @@ def history(store: Store, ledger: Ledger) -> History:
         spec=ledger.header.run_spec(),
         losses=np.array([_value(entry.loss) for entry in ledger], np.float64),
         norms=np.array([_value(entry.grad_norm) for entry in ledger], np.float64),
-        held_out=held_out(store, ledger),
+        probes=probes(store, ledger),
         diagnosed=_diagnosed(store, len(ledger)),
         segments=load_segments(store, ledger),
         states=[k for k in checkpoint.steps(store) if k <= len(ledger)],

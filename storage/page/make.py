@@ -10,15 +10,18 @@ Whatever comes from a record is escaped (markup.py); what the script shows, it s
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from storage.audit.standing import Standing
+from storage.olmes import Body
 from storage.page import audited, shelf, told
 from storage.page.history import History
 from storage.page.markup import Place, name, text
 from storage.page.steps import DRAWN, map_section, notes, runs, step_bits
+from storage.page.worth import worth
 
 PAGE_KEY = "index.html"
 HERE = Path(__file__).parent
@@ -28,6 +31,7 @@ TITLES = {
     "proven": "What was proven",
     "draws": "Draws",
     "certificates": "Certificates",
+    "worth": "What it is worth",
     "curves": "Curves",
     "events": "Events",
     "chain": "Chain",
@@ -39,8 +43,8 @@ TITLES = {
 }
 
 
-def page(history: History, place: Place, standing: Standing | None = None) -> bytes:
-    """The page. standing: what the records of audits amount to, None where the maker knows none."""
+def page(history: History, place: Place, standing: Standing | None = None, scores: Sequence[Body] = ()) -> bytes:
+    """The page. standing: what the records of audits amount to, None where the maker knows none; scores: on tasks."""
     bits, steps = step_bits(history, standing), len(history.ledger)
     seen = list(audited.seen_heads(standing)) if standing else []
     made = f"on {standing.now:%Y-%m-%d at %H:%M} UTC" if standing else "when the run was published"
@@ -48,6 +52,7 @@ def page(history: History, place: Place, standing: Standing | None = None) -> by
         audited.against(standing) if standing else "",
         map_section(bits, standing is not None),
         *(_audits(standing, steps) if standing else ()),
+        worth(history, place, scores, standing.named if standing else {}),
         told.curves(history),
         told.events(history),
         told.chain(history, place, seen, made),

@@ -49,7 +49,8 @@ def write_report(file: Path, store: Store, ledger: Ledger, standing: Standing) -
             )
         if file.exists() and not _is_page(file):
             raise UsageError(f"{file} holds no page; nothing was written", next_step="name another file")
-        file.write_bytes(page(history(store, ledger), _place(store, ledger, file.parent), standing))
+        place, scores = _place(store, ledger, file.parent), standing.evidence.evaluations
+        file.write_bytes(page(history(store, ledger), place, standing, scores))
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", next_step="name another file") from None
 

@@ -25,6 +25,7 @@ MEANING = {
     "beacons": "those random values",
     "certificates": "signed results of audits",
     "disputes": "accusations that anyone can judge",
+    "evaluations": "signed scores on tasks",
     "code": "the code, as a tar that nothing compresses",
     "lock": "exact versions of every dependency",
     "export": "the last weights for plain code, and a short program that loads them",

@@ -172,13 +172,12 @@ def chain(history: History, place: Place, seen: Sequence[str], made: str) -> str
 
 
 def checkpoints(history: History, place: Place) -> str:
-    """The states that were published, with their held-out losses."""
+    """The states that were published, with their roots."""
     rows = []
     for step, left in shortened(history.states):
-        loss = history.held_out.get(step)
         state = place.link(checkpoint.checkpoint_key(step), f"after {step:,} steps")
-        rows.append((f"{left:,} more", "") if left else (state, "" if loss is None else f"{loss:.3f}"))
-    return section("checkpoints", "Checkpoints", table(("State", "Held-out loss, nats"), rows, (1,)) if rows else "")
+        rows.append((f"{left:,} more", "") if left else (state, code(history.ledger.state_root(step))))
+    return section("checkpoints", "Checkpoints", table(("State", "Its root"), rows) if rows else "")
 
 
 def recipe(history: History, place: Place) -> str:

@@ -65,6 +65,7 @@ def test_first_checkpointed_and_last_step(made: Small, auditor: Key, step: int) 
 def test_initial_state(made: Small, auditor: Key) -> None:
     verdict = audit_initial(lonely(made), "cpu", auditor)
     assert (verdict.outcome, verdict.piece) == (Outcome.MATCH, "initial")
+    assert "the weights before the first step have the recorded root" in verdict.document()["explanation"]
     assert verdict.certificate and verify(verdict.certificate, made.release().ledger, "initial").body.step is None
 
 

@@ -27,6 +27,7 @@ def test_a_match_is_certified_and_bound_to_the_state(made: Small) -> None:
     verdict = audited(made)
     assert verdict.outcome is Outcome.MATCH and verdict.exit_code == 0 and verdict.certificate
     ledger = Ledger(made.published)
+    assert "mean loss on each source's held-out windows" in verdict.document()["explanation"]
     body = verify(verdict.certificate, ledger, "held-out 10").body
     probe = load_probe(made.published, ledger, 10)
     assert body.reproduced == probe and body.recorded == object_digest(made.published.read(probe_key(10)))

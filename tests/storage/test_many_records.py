@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from storage import olmes
 from storage.audit import collect as collecting
 from storage.audit.certificate import Certificate, sign
 from storage.audit.collect import MAX_DRAWS, MAX_FAULTY, MAX_UNLISTED, collect
@@ -70,6 +71,20 @@ def test_what_is_held_of_strangers_is_bounded_and_named_keys_are_not(
     assert len(found.certificates) - len(strangers) == 20
     assert len(strangers) + found.beyond == 20 and sum(sizes[:-1]) < 10_000 <= sum(sizes)
     assert collect([book.records], book.ledger, book.named("ada", "mallory")).beyond == 0
+
+
+def test_scores_of_strangers_are_bounded_too(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MAX_UNLISTED", 1)
+    part = {"questions": 2, "right": {"completion": 1}, "asked": {"completion": "0" * 64}, "data": "0" * 64}
+    score = olmes.Score.model_validate({"parts": {"all": part}})
+    known = {"run": book.ledger.run_id, "step": 3, "state": book.ledger.state_root(3), "packages": {}}
+    for name in ("mallory", "ada", "mallory", "ada"):
+        key = book.key(name)
+        tasks = f"{len(book.records.list('evaluations/')):064x}"
+        body = olmes.Body.model_validate(known | {"tasks": tasks, "scores": {"few": score}, "evaluator": key.public})
+        olmes.save(book.records, body, key)
+    found = collect([book.records], book.ledger, book.named("ada"))
+    assert len(found.evaluations) == 3 and found.beyond == 1 and not found.faulty
 
 
 def test_draws_of_one_night_without_end(book: Book) -> None:

@@ -20,7 +20,7 @@ from storage.audit.keys import Key, load_or_create_key
 from storage.audit.open import open_step
 from storage.audit.opened import is_open, opening_key
 from storage.audit.opening import Opening, load_gradient, load_opening
-from storage.audit.pieces import audit_piece
+from storage.audit.pieces import PROVES, audit_piece
 from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
 from storage.audit.replay import audit_step
@@ -87,6 +87,7 @@ def test_every_piece_of_an_honest_step_matches(made: Small, auditor: Key) -> Non
     ledger = made.release().ledger
     for piece, verdict in found.items():
         assert verdict.certificate and verdict.exit_code == 0
+        assert verdict.document()["explanation"] == PROVES[piece.split()[2]]
         body = verify(verdict.certificate, ledger, piece).body
         assert (body.verdict, body.step, body.draw, body.beacon) == ("match", STEP, drawn(made).reference(), BEACON)
         assert body.recorded == body.reproduced
