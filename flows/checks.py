@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage import engine
+from storage import engine, olmes
 from storage import recipe as recipes
 from storage.audit import certificate, dispute, draw, held_out, statement
 from storage.audit.later import counts, find_later
@@ -26,7 +26,7 @@ COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory
 
 
 def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
-    """Check certificates, disputes, statements and draws against a published ledger, and all of them beside each other.
+    """Check certificates, disputes, scores, statements and draws against a published ledger, and beside each other.
 
     copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend
     and report of a replay, by which each proof of replay is made again. Raises CertificateFault or InputFault for the
@@ -53,6 +53,10 @@ def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report]
             body = dispute.read(data, ledger).body.certificate.body
             bodies.append(body)
             says = f"dispute of step {body.step}, by key {body.auditor}: verbatim dispute judges it"
+        elif data.startswith(olmes.BEGINS):
+            scores = olmes.parse(data, str(path), ledger)
+            mean = f"{float(scores.mean()):.1%}, {scores.averaged()}"
+            says = f"scores of state {scores.step}, by key {scores.evaluator}: {mean}; nothing was asked again"
         else:
             body = certificate.verify(data, ledger).body
             held_out.check_recorded(store, ledger, body)

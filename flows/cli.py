@@ -223,7 +223,7 @@ def audit(
 def verify(
     store: StoreArgument,
     certificates: Annotated[
-        list[Path] | None, typer.Argument(help="Certificates, disputes, statements or draws; none: the run itself.")
+        list[Path] | None, typer.Argument(help="Certificates, disputes, scores, statements or draws; none: the run.")
     ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Replay the certificates' steps and make each proof of replay again.")
@@ -232,7 +232,7 @@ def verify(
     mirror: MirrorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check certificates, disputes, statements and draws, or a published run.
+    """Check certificates, disputes, scores, statements and draws, or a published run.
 
     Without any: the run's chain, signature, every object, window and checkpoint, what each entry says against spec and
     mix, and what came after it was signed: openings and records of audits.

@@ -26,6 +26,7 @@ from storage.records import Count, Digest, Record, Signature, Text, first
 from storage.store import Readable, Store, create_same, object_digest
 
 PURPOSE = "evaluation"
+BEGINS = b'{"body":{"evaluator":'  # as no other signed record does
 MAX_RECORD, MAX_TASKS = 1 << 20, 1 << 20
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 OLMES = frozenset(
