@@ -4,7 +4,8 @@
     python load.py "Once upon a time"
 
 It lies beside config.json, model*.safetensors and tokenizer.json, and needs nothing else: no other file, no pickle, no
-network. Training multiplies integers; this is the same function in float32, so its losses are close and not equal.
+network; and with tokens in place of texts no tokenizers. Training multiplies integers; this is the same function in
+float32, so its losses are close and not equal.
 
 Suffixes: B windows, S tokens of each, D model width, H query heads, K key/value heads, E head width, V vocabulary; P
 tokens of those before and these.
@@ -19,8 +20,6 @@ from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -112,8 +111,10 @@ class Model:
 
 
 @torch.inference_mode()
-def said(model: Model, tokenizer: Tokenizer, tokens: list[int], count: int) -> Iterator[str]:
+def said(model: Model, tokenizer: Any, tokens: list[int], count: int) -> Iterator[str]:
     """How at most `count` tokens more read, in pieces of whole letters, as soon as each is known."""
+    from tokenizers.decoders import DecodeStream
+
     stream = DecodeStream(skip_special_tokens=True)
     for token in islice(model.continued(tokens), count):
         if piece := stream.step(tokenizer, token):
@@ -122,6 +123,8 @@ def said(model: Model, tokenizer: Tokenizer, tokens: list[int], count: int) -> I
 
 def main(prompt: str, count: int = 32) -> None:
     """Print the prompt and how the model goes on."""
+    from tokenizers import Tokenizer
+
     folder = Path(__file__).resolve().parent
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(prompt, add_special_tokens=False).ids

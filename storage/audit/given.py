@@ -81,7 +81,8 @@ def _checked(data: bytes, where: str, given: Given, store: Store, ledger: Ledger
             return f"dispute of step {body.step}, by key {body.auditor}: verbatim dispute judges it"
         case "evaluation":
             scores = olmes.parse(data, where, ledger)
-            return f"scores of state {scores.step} on {', '.join(scores.scores)}, by key {scores.evaluator}"
+            mean = f"{float(scores.mean()):.1%}, {scores.averaged()}"
+            return f"scores of state {scores.step}, by key {scores.evaluator}: {mean}; nothing was asked again"
         case "opening":
             return _opening(data, where, ledger)
         case "beacon":

@@ -200,23 +200,32 @@ def test_plain_code_goes_on_with_a_text(real: Small, tmp_path: Path) -> None:
     assert said.startswith("verbs7 ver") and len(said) > len("verbs7 ver\n")
 
 
-def test_the_program_is_short_and_needs_three_packages() -> None:
+def test_the_program_is_short_and_needs_three_packages_of_which_the_model_needs_two() -> None:
     text = source_files()["storage/plain_model.py"].decode()
     assert len(text.splitlines()) <= 140
-    lines = [line.split() for line in text.splitlines() if line.startswith(("import ", "from "))]
-    imported = {line[1].partition(".")[0] for line in lines}
-    assert imported - set(sys.stdlib_module_names) == {"torch", "safetensors", "tokenizers"}
+    for indent, expected in (("", {"torch", "safetensors"}), ("    ", {"tokenizers"})):
+        lines = [line.split() for line in text.splitlines() if line.startswith((f"{indent}import ", f"{indent}from "))]
+        imported = {line[1].partition(".")[0] for line in lines}
+        assert imported - set(sys.stdlib_module_names) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # installing PyTorch on a busy machine
 def test_the_export_runs_in_a_fresh_environment(real: Small, tmp_path: Path) -> None:
-    """Three packages and what they bring; versions as `constraints.txt` has them."""
+    """torch and safetensors load the model and have its losses; tokenizers, and a text goes on. Versions as
+    `constraints.txt` has them."""
     python = tmp_path / "fresh" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
     constraints = Path(__file__).parents[2] / "constraints.txt"
-    install = ["-m", "pip", "install", "-q", "-c", constraints, "torch", "safetensors", "tokenizers"]
-    subprocess.run([python, *install], check=True)
+    install = [python, "-m", "pip", "install", "-q", "-c", constraints]
+    subprocess.run([*install, "torch", "safetensors"], check=True)
+    save_file({"windows": real.run().stream.held_out().astype(np.int64)}, tmp_path / "windows.safetensors")
+    asked = ["-I", "-c", STRANGER + LOSS, real.published.root / "export", tmp_path / "windows.safetensors"]
+    done = subprocess.run([python, *asked], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    probe = load_probe(real.published, real.run().ledger, len(real.run().ledger))
+    assert abs(json.loads(done.stdout)[0] - float(probe.mean() or 0)) < GAP
+    subprocess.run([*install, "tokenizers"], check=True)
     command = [python, "-I", real.published.root / "export" / "load.py", "verbs7 ver"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("verbs7 ver"), done.stderr

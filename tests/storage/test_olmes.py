@@ -149,7 +149,7 @@ def test_scores_are_published_found_later_and_shown_with_state_and_signer(made: 
     later, whole = made.published, LocalStore(tmp_path / "whole")
     assert publish(made.store, made.mix, later, made.key, records).copied == 1
     body = publish(made.store, made.mix, whole, made.key, records).release
-    assert body.classes["evaluations"].objects.keys() == {f"audits/{key}"} and check_release(whole) == body
+    assert body.classes["evaluations"].objects.keys() == {f"audits/{key}"} and check_release(whole).body == body
     said = {line["what"]: line["says"] for line in checks.release([later.uri])}
     assert said["later evaluations"] == "1, none listed, each proven"
     named, page = tmp_path / "named.txt", tmp_path / "page.html"
@@ -159,6 +159,8 @@ def test_scores_are_published_found_later_and_shown_with_state_and_signer(made: 
         (12, "Ada", "the mean of 1 task")
     ]
     assert "scores of state 12, by Ada: 57.1%, the mean of 1 task: colours 57.1%" in list(report_lines(found))
+    (genuine,) = checks.certificates([later.uri], [records.path(key)])
+    assert genuine["says"].startswith(f"scores of state 12, by key {done['evaluator']}: 57.1%, the mean of 1 task")
     state, shown = Ledger(later).state_root(12), page.read_text(encoding="utf-8")
     row = shown[shown.index("<h3>Scores on tasks</h3>") :].partition("</table>")[0]
     assert state[:16] in row and "colours 57.1%" in row and "Ada" in row
