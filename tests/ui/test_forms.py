@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fill(page: Page, served: Served, deployment: str, **fields: str) -> None:
     """Open the form of a deployment by what a person clicks, and fill in these fields."""
     page.goto(f"{served.url}/deployments", wait_until="domcontentloaded")
-    page.get_by_role("link", name=deployment, exact=True).click()
+    page.get_by_role("link", name=deployment, exact=True).first.click()  # the second leads to its flow
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("Quick run").or_(page.get_by_text("Custom run")).first.wait_for()
     page.get_by_text("Custom run").click()
@@ -91,7 +91,7 @@ def test_the_list_shows_every_deployment_and_asks_no_other_host(page: Page, serv
         "reproduce-mix",
         "train",
     ):
-        page.get_by_role("link", name=name, exact=True).wait_for()
+        page.get_by_role("link", name=name, exact=True).first.wait_for()
     page.screenshot(path=shots / "deployments.png")
     assert asked - {""} == {urlsplit(served.url).netloc}
 
