@@ -67,7 +67,11 @@ class ReleaseBody(Record):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if sorted(self.classes) != sorted(CLASSES):
-            raise ValueError(f"its classes are {', '.join(self.classes)[:200]}; each of {', '.join(CLASSES)} is listed")
+            lacks, other = sorted({*CLASSES} - {*self.classes}), sorted({*self.classes} - {*CLASSES})
+            raise ValueError(
+                f"it lists no class {', '.join(lacks) or '-'}, and the unknown {', '.join(other)[:200] or '-'}: it was "
+                "published by other code than this, and is to be read by that, which lies in it under code/"
+            )
         for name, group in self.classes.items():
             for key in group.objects:
                 if class_of(key) != name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -44,7 +45,14 @@ def audit_step(
 
     mirrors: further copies of the release, for what is bad in `store`.
     """
+    given = {"store": store, "mirrors": list(mirrors), "step": step, "draw": draw, "backend": backend}
     piece = "initial" if step is None else f"step {step}"
+    return audited_by("tasks.replay", piece, given | {"records": records, "keys": str(KEYS)})
+
+
+def audited_by(module: str, piece: str, request: dict[str, Any]) -> Audited:
+    """Have a child process audit a piece of the release request["store"] by request["backend"]; its progress and its
+    verdict are shown. Raises AuditFailed unless it matches."""
     progress = Progress(f"Audit {piece}", key_name("audit", piece), 1, "steps")
 
     def report(event: Event) -> None:
@@ -52,17 +60,10 @@ def audit_step(
             progress.total = event["of"]
             progress(event["done"], event["stage"])
 
-    given = {"store": store, "mirrors": list(mirrors), "step": step, "draw": draw, "backend": backend}
-    request = given | {"records": records, "keys": str(KEYS)}
-    with turn(backend):
-        result = process.run("tasks.replay", request, report, log=get_run_logger().info)
+    with turn(request["backend"]):
+        result = process.run(module, request, report, log=get_run_logger().info)
     progress(progress.total, str(result["verdict"]).upper())
-    return concluded(store, result)
-
-
-def concluded(store: str, result: Event) -> Audited:
-    """Show a verdict; AuditFailed unless it is a match."""
-    _show(store, result)
+    _show(request["store"], result)
     if result["exit_code"]:
         raise AuditFailed(result)
     wanted = ("piece", "step", "verdict", "exit_code", "detail", "seconds", "certificate")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks import olmes, process, show
-from tasks.audit import concluded
+from tasks import olmes, show
+from tasks.audit import audited_by
 from tasks.device import turn
 from tasks.progress import Progress
 from tasks.references import KEYS, Audited, Scored, key_name
@@ -20,9 +20,7 @@ def check_held_out(published: str, step: int | None, backend: str, records: str)
     """Measure the held-out losses of a published checkpoint again, the last one for None. Raises AuditFailed unless
     they are those that were recorded."""
     request = {"store": published, "step": step, "backend": backend, "records": records, "keys": str(KEYS)}
-    with turn(backend):
-        result = process.run("tasks.evaluation", request, log=get_run_logger().info)
-    return concluded(published, result)
+    return audited_by("tasks.evaluation", "held-out losses", request)
 
 
 @task(task_run_name="ask tasks", cache_policy=NO_CACHE)
