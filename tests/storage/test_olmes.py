@@ -279,7 +279,9 @@ def ran(python: Path, export: Path, out: Path) -> dict[str, Any]:
     request = out.with_suffix(".request")
     tasks = [task.model_dump() for task in olmes.load_tasks(TINY)]
     request.write_text(json.dumps({"model": str(export), "tasks": tasks}), encoding="utf-8")
-    subprocess.run([python, "-I", PROJECT / "tasks" / "lm_eval_child.py", request, out], check=True)
+    command = [python, "-I", PROJECT / "tasks" / "lm_eval_child.py", request, out]
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()
+    assert (far := json.loads(told[-1]))["done"] == far["of"] > len(told)
     found: dict[str, Any] = json.loads(out.read_bytes())
     return found
 
