@@ -89,7 +89,7 @@ def test_each_class_is_listed_with_its_objects_and_bytes(made: Small, records: L
             count, size = expected[class_of(key)]
             expected[class_of(key)] = count + 1, size + len(data)
     assert held(body) == expected
-    assert {name for name, (count, _) in expected.items() if not count} == {"witnesses", "disputes"}
+    assert {name for name, (count, _) in expected.items() if not count} == {"witnesses", "disputes", "evaluations"}
     numbers = {
         "ledger": 13,
         "digests": 12,

@@ -20,7 +20,7 @@ from jinja2 import Environment
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from flows import checks
+from flows import checks, evaluations
 from flows.coverage import report, report_lines
 from model.spec import ModelSpec
 from storage import olmes
@@ -86,6 +86,17 @@ def test_whoever_asks_is_told_how_far_it_is(made: Small, tmp_path: Path, monkeyp
     monkeypatch.setattr(asking, "PYTHON", canned(tmp_path))
     evaluate(folder, TINY, f"{folder}/records", f"{folder}/keys", None, lambda *far: told.append(far))
     assert told == [(2, 4, "colours")]
+
+
+def test_a_person_sees_how_far_it_is_beside_the_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    with evaluations.asking(quiet=False) as tell:
+        tell(1, 4, "colours")
+        tell(4, 4, "sums")
+    said = capsys.readouterr()
+    assert not said.out and "Ask tasks: 4 of 4 answers; sums" in said.err
+    with evaluations.asking(quiet=True) as tell:
+        tell(4, 4, "sums")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_of_subsets_there_is_one_mean_and_the_macro_is_of_all_ten_tasks_alone(made: Small, tmp_path: Path) -> None:
@@ -279,7 +290,9 @@ def ran(python: Path, export: Path, out: Path) -> dict[str, Any]:
     request = out.with_suffix(".request")
     tasks = [task.model_dump() for task in olmes.load_tasks(TINY)]
     request.write_text(json.dumps({"model": str(export), "tasks": tasks}), encoding="utf-8")
-    subprocess.run([python, "-I", PROJECT / "tasks" / "lm_eval_child.py", request, out], check=True)
+    command = [python, "-I", PROJECT / "tasks" / "lm_eval_child.py", request, out]
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()
+    assert (far := json.loads(told[-1]))["done"] == far["of"] > len(told)
     found: dict[str, Any] = json.loads(out.read_bytes())
     return found
 
