@@ -13,11 +13,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kernels import canonical
 from kernels.digest import digest
+from storage import yaml_text
 from storage.audit.keys import Key, verify_signature
 from storage.errors import CertificateFault, InputFault, UsageError
 from storage.ledger import Ledger
@@ -37,7 +37,8 @@ class Task(BaseModel):
     """Where a task's data lie and how they are asked. question, choices, answer (a number from 0) and named are
     expressions of Jinja over a row's columns; completion: how choices of different lengths are compared.
 
-    Prompts are made of them by tasks/lm_eval_child.py, whose head says how each form reads.
+    Prompts are made of them by tasks/lm_eval_child.py, whose head says how each form reads. It evaluates expressions in
+    Jinja's sandbox and takes every other text as it stands: a stranger's file of tasks executes nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -66,6 +67,10 @@ class Task(BaseModel):
     def _from_one_place(self) -> Self:
         if self.files and self.revision:
             raise ValueError("it has files of this machine and a revision of the hub; give one of them")
+        if bool(self.files) != (self.dataset == "json"):
+            raise ValueError(
+                f"its dataset is {self.dataset!r}: with files it is json, without it has a name on the hub"
+            )
         if bool(self.chosen) != bool(self.named) or (self.chosen and len(self.chosen) < self.shots):
             raise ValueError(f"{self.shots} examples are chosen by name: give {self.shots} names and what a name is")
         if self.form == "blank" and self.completion != "acc":
@@ -150,17 +155,23 @@ class Evaluation(Record):
 
 def load_tasks(path: Path) -> list[Task]:
     """The tasks of a YAML file, local files made absolute; UsageError for a bad file, InputFault for missing data."""
+    like = "compare it with deployments/olmes.yaml"
     try:
-        document = yaml.safe_load(read_file(path, MAX_TASKS))
-        tasks = [Task.model_validate(task) for task in document["tasks"]]
+        tasks = [Task.model_validate(task) for task in yaml_text.loads(read_file(path, MAX_TASKS))["tasks"]]
     except OSError as error:
-        raise UsageError(f"the tasks {path} cannot be read: {error.strerror}", cause="a wrong name") from None
+        raise UsageError(
+            f"the tasks {path} cannot be read: {error.strerror}",
+            cause="a wrong name, or a path relative to another folder",
+            next_step="give --tasks a YAML file, such as deployments/olmes.yaml",
+        ) from None
     except ValidationError as error:
-        raise UsageError(f"{path} holds a task that is none: {first(error)}") from None
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is no file of tasks: {str(error)[:300]}") from None
+        raise UsageError(f"{path} holds an invalid task: {first(error)}", next_step=like) from None
+    except (KeyError, TypeError):
+        raise UsageError(f"{path} holds no list that is called tasks", next_step=like) from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid YAML: {str(error)[:300]}", next_step=like) from None
     if not tasks or len({task.name for task in tasks}) < len(tasks):
-        raise UsageError(f"{path} must hold tasks, each with a name of its own")
+        raise UsageError(f"{path} must hold tasks, each with a name of its own", next_step=like)
     return [_placed(task, path.parent) for task in tasks]
 
 
@@ -198,16 +209,25 @@ def _key(body: Body, data: bytes) -> str:
 
 def parse(data: bytes, where: str, ledger: Ledger) -> Body:
     """The body of a record of this run; CertificateFault for a wrong signature, run or state."""
-    record = Evaluation.parse(data, where, CertificateFault)
+    return check(Evaluation.parse(data, where, CertificateFault), where, ledger)
+
+
+def check(record: Evaluation, where: str, ledger: Ledger) -> Body:
+    """What parse() checks of a record whose bytes were parsed; its body."""
     body = record.body
     if not verify_signature(body.evaluator, record.signature, body.canonical(), PURPOSE):
-        raise CertificateFault(f"{where}: the signature is not that of key {body.evaluator} over this content")
+        raise CertificateFault(
+            f"{where}: the signature is not that of key {body.evaluator} over this content",
+            cause="a byte was changed, or the content was moved to another run, state or key",
+            next_step="get it again from the evaluator",
+        )
     recorded = ledger.state_root(body.step) if body.step <= len(ledger) else "none"
     for what, found, expected in (("run", body.run, ledger.run_id), ("state root", body.state, recorded)):
         if found != expected:
             raise CertificateFault(
                 f"{where}: its {what} is {found}, expected {expected}",
                 cause="it is of another run, or of a state that this ledger does not record",
+                next_step="give it beside the release of its own run",
             )
     return body
 
@@ -220,11 +240,14 @@ def records_in(records: Readable, ledger: Ledger, base: str = "") -> dict[str, t
     found = {}
     for key in records.list(f"{base}evaluations/"):
         data = records.read(key, limit=MAX_RECORD)
-        if Evaluation.parse(data, key, CertificateFault).body.run != ledger.run_id:
+        record = Evaluation.parse(data, key, CertificateFault)
+        if record.body.run != ledger.run_id:
             continue
-        body = parse(data, key, ledger)
-        if key != base + _key(body, data):
-            raise CertificateFault(f"{key}: it is {_key(body, data)}", cause="the file was renamed")
+        body = check(record, key, ledger)
+        if key != (due := base + _key(body, data)):
+            raise CertificateFault(
+                f"{key}: the name of these scores is {due}", cause="the file was renamed", next_step=f"name it {due}"
+            )
         found[key] = object_digest(data), body
     return found
 

@@ -10,13 +10,13 @@ A field that is unknown is an error.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from model import schedule
 from model.spec import RunSpec
+from storage import yaml_text
 from storage.corpus.spec import MixSpec, TrainTokenizer
 from storage.errors import UsageError, without_secrets
 from storage.named import read_file
@@ -85,27 +85,6 @@ class Recipe(BaseModel):
         return list(range(every, self.steps + 1, every)) if every else []
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, of which YAML would silently keep the last, and aliases (*name), by
-    which a few lines can stand for more text than fits into memory."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.constructor.ConstructorError(
-                problem=f"line {event.start_mark.line + 1}: alias *{event.anchor}: aliases are not allowed"
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            line = node.start_mark.line + 1
-            raise yaml.constructor.ConstructorError(problem=f"line {line}: key given twice: {', '.join(twice)}")
-        return super().construct_mapping(node, deep)
-
-
 def find(name: str | Path) -> Path:
     """`demo` is deployments/recipes/demo.yaml; anything with a folder or a suffix is a path."""
     path = Path(name)
@@ -124,10 +103,10 @@ def load(name: str | Path) -> Recipe:
             next_step=f"use one of {', '.join(sorted(known.stem for known in RECIPES.glob('*.yaml')))}, or a path",
         ) from None
     try:
-        return Recipe.model_validate(yaml.load(data.decode(), Loader=_Loader))
+        return Recipe.model_validate(yaml_text.loads(data))
     except ValidationError as error:
         raise UsageError(_explain(path, error), next_step="compare it with deployments/recipes/demo.yaml") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date that is none
+    except ValueError as error:
         raise UsageError(f"{path} is not valid YAML: {error}", cause="indentation or a missing quote") from None
 
 

@@ -53,6 +53,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=False, sort_keys=True, default=str).encode()).hexdigest()
 
 
+# A file of tasks may be a stranger's: its expressions reach nothing but a row.
 EXPRESSIONS = SandboxedEnvironment(undefined=StrictUndefined)
 EXPRESSIONS.globals["digest"] = lambda text: hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -116,6 +117,11 @@ def unmarked(text: str) -> str:
     return re.sub(r"\[.*?\]", "", re.sub(r"\.? \[title\]", ". ", text.strip())).replace("  ", " ")
 
 
+def literal(text: str) -> str:
+    """A template that renders as the text itself: lm-eval renders descriptions by Jinja, outside any sandbox."""
+    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
+
+
 @dataclass(frozen=True)
 class Form:
     """How rows of a task read in one formulation: what lm-eval calls with each."""
@@ -150,6 +156,8 @@ class Form:
     def choices(self, row: Row) -> list[str]:
         """The answers, each with the space before it, which counts where their lengths do; or the texts before."""
         offered = [str(choice) for choice in self.said["choices"](row)]
+        if len(offered) > len(LETTERS):
+            sys.exit(f"task {self.task['name']}: a row offers {len(offered)} choices, {len(LETTERS)} have letters")
         if self.fills:
             return [self.said["question"](row).partition("_")[0] + choice for choice in offered]
         return [f" {self._clean(choice)}" for choice in offered] if self.completion else self._letters(len(offered))
@@ -224,7 +232,7 @@ class Asked:
             "fewshot_split": task["examples"],
             "fewshot_config": {"sampler": "first_n", "process_docs": lambda rows: self.examples(rows)},
             "num_fewshot": task["shots"],
-            "description": task["about"].replace("{subset}", self.subset.replace("_", " ")),
+            "description": literal(task["about"].replace("{subset}", self.subset.replace("_", " "))),
             "target_delimiter": "",
             "doc_to_text": lambda row: form.text(row),
             "doc_to_choice": lambda row: form.choices(row),
@@ -248,10 +256,9 @@ class Asked:
         return {"questions": len(samples), "right": right, "asked": asked, "data": data}
 
 
-def telling(total: int, task: Callable[[], str]) -> Iterator[None]:
-    """Count answers, one by each next(), and say now and then how far it is."""
-    report, last = os.dup(1), 0.0
-    os.dup2(2, 1)  # what a library prints is no report
+def telling(report: int, total: int, task: Callable[[], str]) -> Iterator[None]:
+    """Count answers, one by each next(), and say now and then how far it is, to the open file `report`."""
+    last = 0.0
     for done in range(1, total + 1):
         yield
         if done == total or time.monotonic() - last >= EVERY:
@@ -263,12 +270,14 @@ def telling(total: int, task: Callable[[], str]) -> Iterator[None]:
 
 def main() -> None:
     """Read the request, load all data, ask every task in both formulations, write what came out."""
+    report = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no report
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     every = [Asked.load(task, subset) for task in request["tasks"] for subset in task["subsets"] or [""]]
     for asked in every:  # a name that no row has is told before hours of asking
         asked.examples(asked.data[asked.task["examples"]])
     now, scores = "", dict[str, Row]()
-    told = telling(sum(asked.answers() for asked in every), lambda: now)
+    told = telling(report, sum(asked.answers() for asked in every), lambda: now)
     next(told)
     model = Plain(Path(request["model"]), lambda: next(told))
     for asked in every:

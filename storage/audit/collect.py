@@ -156,10 +156,10 @@ class _Collector:
             self.found.certificates.append(check(certificate, self._ledger))
 
     def _evaluation(self, data: bytes, where: str) -> None:
-        body = olmes.Evaluation.parse(data, where, CertificateFault).body
-        if body.run == self._ledger.run_id:
-            self._hold(body.evaluator, data)
-            self.found.evaluations.append(olmes.parse(data, where, self._ledger))
+        record = olmes.Evaluation.parse(data, where, CertificateFault)
+        if record.body.run == self._ledger.run_id:
+            self._hold(record.body.evaluator, data)
+            self.found.evaluations.append(olmes.check(record, where, self._ledger))
 
     def _dispute(self, data: bytes, where: str) -> None:
         certificate = Dispute.parse(data, where, CertificateFault).body.certificate

@@ -113,10 +113,18 @@ def _worth(witness: Witness, nights: list[Night], ledger: Ledger) -> str:
 
 def _opening(data: bytes, where: str, ledger: Ledger) -> str:
     opening = Opening.parse(data, where)
-    if opening.run != ledger.run_id:
-        raise InputFault(f"{where}: it is of run {opening.run}, not of run {ledger.run_id}")
+    for what, fits in (
+        (f"run {opening.run}, expected run {ledger.run_id}", opening.run == ledger.run_id),
+        (f"step {opening.step}, the ledger holds {len(ledger)} steps", opening.step < len(ledger)),
+    ):
+        if not fits:
+            raise InputFault(
+                f"{where}: it is of {what}",
+                cause="it was made for another run, or edited",
+                next_step="give it beside the release of its own run",
+            )
     unit = "its states and gradient are proven where they lie, by verbatim verify ADDRESS"
-    return f"opening of step {ledger[opening.step].step}, for the draw of {opening.draw.date}; {unit}"
+    return f"opening of step {opening.step}, for the draw of {opening.draw.date}; {unit}"
 
 
 def _value(beacon: Beacon) -> str:

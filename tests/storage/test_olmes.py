@@ -228,24 +228,29 @@ def test_nothing_of_lm_eval_outlives_who_asked(made: Small, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "tasks: []",
-        "nothing",
-        "tasks: [{name: a}]",
-        "{",
-        f"tasks: [{{{ONE}, dataset: json, files: {{test: a.jsonl}}, revision: {'1' * 40}}}]",
-        f"tasks: [{{{ONE}, dataset: a/b, revision: main}}]",
-        f"tasks: [{{{ONE}, dataset: a/b, shots: 2, named: id, chosen: [x]}}]",
-        f"tasks: [{{{ONE}, dataset: a/b, chosen: [x, y, z, u, v]}}]",
-        f"tasks: [{{{ONE.replace('completion: acc', 'completion: acc_norm')}, dataset: a/b, form: blank}}]",
+        ("tasks: []", "must hold tasks"),
+        ("nothing", "no list that is called tasks"),
+        ("{}", "no list that is called tasks"),
+        ("tasks: [{name: a}]", "dataset: Field required"),
+        ("{", "is not valid YAML"),
+        ("tasks: [{name: a, name: b}]", "given twice: name"),
+        ("tasks: [&a {}, *a]", "aliases are not allowed"),
+        (f"tasks: [{{{ONE}, dataset: json, files: {{test: a.jsonl}}, revision: {'a' * 40}}}]", "a revision of the hub"),
+        (f"tasks: [{{{ONE}, dataset: csv, files: {{test: a.csv}}}}]", "'csv': with files it is json"),
+        (f"tasks: [{{{ONE}, dataset: json}}]", "without it has a name on the hub"),
+        (f"tasks: [{{{ONE}, dataset: a/b, revision: main}}]", "revision: String should match"),
+        (f"tasks: [{{{ONE}, dataset: a/b, shots: 2, named: id, chosen: [x]}}]", "give 2 names"),
+        (f"tasks: [{{{ONE}, dataset: a/b, chosen: [x, y, z, u, v]}}]", "and what a name is"),
+        (f"tasks: [{{{ONE.replace('completion: acc', 'completion: acc_norm')}, dataset: a/b, form: blank}}]", "is acc"),
     ],
     ids=str,
 )
-def test_what_is_no_file_of_tasks(tmp_path: Path, text: str) -> None:
+def test_what_is_no_file_of_tasks(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "tasks.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=r"tasks\.yaml"):
+    with pytest.raises(UsageError, match=rf"tasks\.yaml .*{why}"):
         olmes.load_tasks(path)
 
 
@@ -345,8 +350,8 @@ TASKS = {
     "claims": Asked([0], 6),
     "endings": Asked([1, 0]),
     "blanks": Asked([5], 4),
-    "facts_of_numbers": Asked([0], about="Here are questions of numbers.\n\n"),
-    "facts_of_animals": Asked([0], about="Here are questions of animals.\n\n"),
+    "facts_of_numbers": Asked([0], about='Here are questions of numbers. {{ 1 / 0 }}, "so" said.\n\n'),
+    "facts_of_animals": Asked([0], about='Here are questions of animals. {{ 1 / 0 }}, "so" said.\n\n'),
 }
 
 

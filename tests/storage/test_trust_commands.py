@@ -317,6 +317,8 @@ def test_verify_names_every_record_for_what_it_is(desk: Desk) -> None:
     assert says(opening.canonical()).startswith("opening of step 6, for the draw of 2026-11-19; ")
     with pytest.raises(InputFault, match="it is of run 00000"):
         says(opening.model_copy(update={"run": "0" * 64}).canonical())
+    with pytest.raises(InputFault, match="it is of step 12, the ledger holds 12 steps"):
+        says(opening.model_copy(update={"step": 12}).canonical())
     with pytest.raises(CertificateFault, match="of kind 'header' is none of an audit"):
         says(desk.published.read(HEADER_KEY))
 

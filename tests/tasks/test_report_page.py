@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -74,10 +75,21 @@ def test_it_is_linked_and_served_and_nothing_beside_it(
         ):
             other.parent.mkdir(exist_ok=True)
             other.write_bytes(file.read_bytes())
-            assert not reports.is_kept_page(other)
+            assert refused(address, other)
+        secret = book.records.root / "secret"
+        secret.write_bytes(file.read_bytes())
         file.write_text("secret", encoding="utf-8")
-        assert not reports.is_kept_page(file)
+        assert refused(address, file)
+        file.unlink()
+        file.symlink_to(secret)
+        assert refused(address, file)
     assert RELEASE_KEY not in book.published.list()
+
+
+def refused(address: str, file: Path) -> bool:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(f"{address}{file}", timeout=10)
+    return error.value.code == 404
 
 
 def test_records_at_an_address_leave_the_page_on_this_machine(
