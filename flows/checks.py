@@ -15,7 +15,7 @@ from storage.audit.later import counts
 from storage.audit.proofs import check_proofs
 from storage.audit.release import check_release
 from storage.audit.verdict import Report
-from storage.errors import InputFault, LedgerFault, UsageError, VerbatimError
+from storage.errors import LedgerFault, UsageError, VerbatimError
 from storage.ledger import HEADER_KEY, MAX_HEADER, Header, Ledger
 from storage.memory import forecast
 from storage.mirrors import bad_copies, open_copies
@@ -45,7 +45,11 @@ def _read(path: Path) -> bytes:
     try:
         return read_file(path, dispute.MAX_DISPUTE)
     except OSError as error:
-        raise InputFault(f"{path} cannot be read: {error.strerror}", cause="a wrong name") from None
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}",
+            cause="a wrong name, or nothing was audited yet",
+            next_step="verbatim audit ADDRESS --step N makes a certificate and says where it lies",
+        ) from None
 
 
 def release(copies: list[str]) -> list[dict[str, str]]:

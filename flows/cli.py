@@ -1,7 +1,7 @@
 """The command line, `verbatim`: every command explains itself with an example (`verbatim COMMAND --help`).
 
 prepare, reproduce-mix, train and publish run as Prefect flows, so they have a history that `make serve` shows. An
-auditor needs no Prefect: audit, sample, verify, accuse, dispute, docs and doctor call plain functions.
+auditor needs no Prefect: all other commands call plain functions.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; an audit's verdict is 0 match, 10 no match, 11 a faulty input,
 12 a faulty machine, 13 refused.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -168,7 +169,8 @@ def publish(
         from flows.publish import publish as flow
 
         release = flow(str(folder.absolute()), to, kept)
-    _line(f"{release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
+    _line(f"{release.steps} steps, {release.objects} objects, {release.size / 1e6:,.0f} MB at {release.uri}")
+    _line(f"next: verbatim verify {shlex.quote(release.uri)}")
 
 
 @app.command()

@@ -157,7 +157,7 @@ def next_for(store: str, records: list[str], named: Path | None, keys: Path) -> 
     open_to = [row for row in found.rows if row.state != "confirmed" and row.step not in own]
     row = _choose(open_to, auditor, ledger.run_id)
     if row is None:
-        return {"key": key, "of": 0, "step": None}
+        return {"key": key, "of": 0, "step": None, "drawn": len(found.rows)}
     done = parts([body for body in bodies if body.auditor == key or body.auditor in names]).get(row.step, set())
     unit = _unit(ledger, row.step, auditor, done) if row.step in found.opened else None
     return {"key": key, "of": len(open_to), "step": row.step, "date": row.date, "state": row.state, "unit": unit}
@@ -180,13 +180,17 @@ def _choose(rows: list[DrawnStep], key: Key, run: str) -> DrawnStep | None:
     return next(row for row in rows if row.step == step)
 
 
-def next_lines(found: dict[str, Any], store: str) -> Iterator[str]:
+def next_lines(found: dict[str, Any], store: str, records: str) -> Iterator[str]:
     """The same for a person."""
     if found["step"] is None:
-        yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
+        if found["drawn"]:
+            yield "every drawn step is confirmed, or was audited by this key: nothing is left to take"
+        else:
+            yield "no draw of this run is known in the release or the records; --records names where others lie"
+            yield f"any step can be audited without one: verbatim audit {shlex.quote(store)} --step N"
         return
     yield f"step {found['step']}, drawn on {found['date']}, {found['state']}: one of {found['of']} open to this key"
     command = f"verbatim audit {shlex.quote(store)} --draw {found['date']} --step {found['step']}"
-    yield f"next: {command}"
+    yield f"next: {command}{records}"
     if found["unit"] is not None:
-        yield f"or one unit of it, in a fraction of the time: {command} --unit {found['unit']}"
+        yield f"or one unit of it, in a fraction of the time: {command} --unit {found['unit']}{records}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import JsonOption, StoreArgument, absolute, line
+from flows.terminal import JsonOption, StoreArgument, absolute, line, with_records
 from tasks.references import AUDITS
 
 if TYPE_CHECKING:
@@ -49,4 +50,6 @@ def register(app: typer.Typer, say: Callable[[bool], Report]) -> None:
         units = opened["units"]
         line(f"step {step} is open: {units} units, {opened['fingerprints']} fingerprints: {opened['opening']}")
         parts = f"--unit {units - 1}, or --sum, or --update"
-        line(f"next: verbatim audit {store} --step {step} --draw {draw} {parts}")
+        line(
+            f"next: verbatim audit {shlex.quote(store)} --step {step} --draw {draw}{with_records(str(records))} {parts}"
+        )

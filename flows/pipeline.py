@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict
 
 from flows.audit import audit
@@ -51,12 +51,17 @@ def pipeline(recipe: Recipe = "demo", folder: Place = "", backend: Backend = "cp
 def _chain(recipe: str, where: Places, backend: Backend, audits: int) -> Chain:
     root = str(where.root)
     clock = {"start": time.monotonic()}
+    say = get_run_logger().info
+    say("Preparing the mix; how far it is stands on the page of that part, under Subflow Runs")
     mix = prepare(recipe, root)
     clock["prepare"] = time.monotonic()
+    say(f"Prepared, mix root {mix.mix_root}; training")
     run = train(recipe, root, backend)
     clock["train"] = time.monotonic()
+    say(f"Trained {run.steps} steps, trajectory root {run.trajectory_root}; publishing")
     release = publish(root)
     clock["publish"] = time.monotonic()
+    say(f"Published {release.objects} objects; auditing the initial state and {audits} steps")
     done = [audit(release.uri, None, backend, where.audits)]
     done += nightly_sample(release.uri, audits, backend, where.audits) if audits else []
     clock["audit"] = time.monotonic()

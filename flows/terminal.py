@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from storage.errors import UsageError, printable
+from tasks.references import AUDITS
 
 console = Console()
 
@@ -17,7 +19,9 @@ MirrorOption = Annotated[
     list[str] | None,
     typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
 ]
-KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys, made at first use; sample needs the run's own.")]
+KeysOption = Annotated[
+    Path, typer.Option(help="Folder of this machine's signing keys, made at first use; sample needs the run's own.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -39,6 +43,11 @@ def absolute(path: str) -> str:
 
         open_store(path)
     return absolute
+
+
+def with_records(records: str) -> str:
+    """What a printed command takes beside the rest, so that it looks where this one looked; "" for the default."""
+    return "" if records in ("", str(AUDITS)) else f" --records {shlex.quote(records)}"
 
 
 def all_absolute(paths: list[str] | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.terminal import JsonOption, KeysOption, StoreArgument, absolute, line
+from flows.terminal import JsonOption, KeysOption, StoreArgument, absolute, line, with_records
 from storage.errors import InputFault
 from tasks.references import AUDITS, KEYS
 
@@ -124,7 +124,7 @@ def next_step(
     from flows import coverage as reports
 
     found = reports.next_for(absolute(store), _all(records), named, keys.absolute())
-    _show(found, reports.next_lines(found, store), as_json)
+    _show(found, reports.next_lines(found, store, with_records((records or [""])[0])), as_json)
 
 
 def _all(records: list[str] | None) -> list[str]:

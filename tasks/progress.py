@@ -93,6 +93,9 @@ class Progress(Pace):
     def before(self, done: int, note: str) -> None:
         """Say what happens before the first unit; its time says nothing of the pace."""
         tell(Report(self.phase, done, self.total, self.unit, None, note))
+        if time.monotonic() - self._logged >= LOGGED:
+            self._logged = time.monotonic()
+            get_run_logger().info(f"{self.phase}: {note}")
 
     def _send(self, report: Report) -> None:
         self._sent = time.monotonic()

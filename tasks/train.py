@@ -85,7 +85,7 @@ def train_segment(recipe: str, run: str, mix: str, until: int, backend: str) -> 
     plan = recipes.load(recipe).plan
     if until in _finished(open_store(run)):
         return None
-    progress = Progress("Train", key_name("train", Path(run).parent.name), until, "steps")
+    progress = Progress("Train", key_name("train", Path(run).parent.name), until, "steps, where this segment ends")
     request = {
         "run": run,
         "mix": mix,

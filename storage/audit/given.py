@@ -39,7 +39,11 @@ def check_given(files: Iterable[tuple[str, bytes]], store: Store, ledger: Ledger
     """
     given = Given()
     for where, data in files:
-        given.says[where] = _checked(data, where, given, store, ledger)
+        try:
+            given.says[where] = _checked(data, where, given, store, ledger)
+        except CertificateFault as fault:
+            text = fault.message.removeprefix("certificate: ").removeprefix(f"{where}: ")
+            raise CertificateFault(f"{where}: {text}", cause=fault.cause, next_step=fault.next_step) from None
     check_together(given.nights, ledger)
     certificate.check_own(given.bodies)
     for where, witness in given.witnesses.items():

@@ -153,7 +153,7 @@ def _told(loss: SourceLoss | None) -> str:
     if loss is None:
         return "none"
     value = loss.value()
-    return f"{'void' if value is None else format(value, '.6f')} nats ({loss.loss}, {loss.windows} windows)"
+    return f"{'void' if value is None else format(value, '.6f')} nats (float32 {loss.loss}, {loss.windows} windows)"
 
 
 def _body(run: Run, recorded: Probe, found: Found, backend: str, key: Key, began: str) -> Body:

@@ -26,7 +26,10 @@ def load_named(path: Path) -> Named:
         text = read_file(path, MAX_FILE).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"the file of named keys {path} cannot be read: {reason}") from None
+        raise UsageError(
+            f"the file of named keys {path} cannot be read: {reason}",
+            next_step="write lines of 64 hex digits, a space, and a name; verbatim verify prints a certificate's key",
+        ) from None
     named: Named = {}
     for number, line in enumerate(text.splitlines(), 1):
         content = line.partition("#")[0].strip()

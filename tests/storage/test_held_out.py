@@ -48,7 +48,7 @@ def test_another_loss_than_the_state_has_is_no_match(made: Small) -> None:
     rewritten(made)
     verdict = audited(made)
     assert verdict.outcome is Outcome.NO_MATCH and verdict.fields == ("nouns",)
-    assert "recorded 3.141593 nats (40490fdb, 8 windows)" in verdict.detail and verdict.certificate
+    assert "recorded 3.141593 nats (float32 40490fdb, 8 windows)" in verdict.detail and verdict.certificate
     said = verdict.document()
     assert "losses of this state" in said["explanation"] and said["next"].startswith("verbatim evaluate")
     body = verify(verdict.certificate, Ledger(made.published)).body
