@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Show = Callable[[dict[str, Any], bool], None]  # prints a verdict, as JSON or as text
 BackendOption = Annotated[str, typer.Option(help="By which backend it is measured; verbatim audit lists them.")]
-RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's certificates.")]
+RecordsOption = Annotated[Path, typer.Option(help="Folder for this machine's certificates and scores.")]
 
 
 def register(app: typer.Typer, say: Callable[[bool], Report], show: Show) -> None:

@@ -17,7 +17,9 @@ MirrorOption = Annotated[
     list[str] | None,
     typer.Option("--mirror", help="A further copy, for what is bad in the others; may be given several times."),
 ]
-KeysOption = Annotated[Path, typer.Option(help="Folder of this machine's signing keys; made at first use.")]
+KeysOption = Annotated[
+    Path, typer.Option(help="Folder of this machine's signing keys, made at first use; sample needs the run's own.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
