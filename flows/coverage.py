@@ -97,9 +97,11 @@ def report_lines(found: dict[str, Any]) -> Iterator[str]:
     yield whose if found["named"] else f"{whose}: --named gives the file of keys that you count"
     for each in found["disputes"]:
         yield f"dispute: step {each['step']}, by {each['by']}: {each['where']}; verbatim dispute judges it"
-    for each in found["scores"]:
+    for each in found["scores"][:SHOWN]:
         tasks = ", ".join(f"{task} {share:.1%}" for task, share in each["tasks"].items())
         yield f"scores of state {each['step']}, by {each['by']}: {each['mean']:.1%}, {each['averaged']}: {tasks}"
+    if (more := len(found["scores"]) - SHOWN) > 0:
+        yield f"and {more} more scores: --json lists them all"
     if found["beyond"]:
         yield f"not counted: {found['beyond']} more records, faulty or by keys without a name: too many to look at"
     yield from (f"copied: {said}" for said in found["copied"])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 from pathlib import Path
 from urllib.parse import quote
 
@@ -50,9 +51,19 @@ def write_report(file: Path, store: Store, ledger: Ledger, standing: Standing) -
         if file.exists() and not _is_page(file):
             raise UsageError(f"{file} holds no page; nothing was written", next_step="name another file")
         place, scores = _place(store, ledger, file.parent), standing.evidence.evaluations
-        file.write_bytes(page(history(store, ledger), place, standing, scores))
+        _replace(file, page(history(store, ledger), place, standing, scores))
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", next_step="name another file") from None
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """A page that someone reads meanwhile is the old one or the new one, each whole."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _is_page(file: Path) -> bool:
