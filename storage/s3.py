@@ -41,6 +41,8 @@ from storage.s3_probe import check_conditional_writes
 from storage.s3_requests import WORKERS, Bucket, NoAnswer, Piece, Refusal
 from storage.s3_upload import PART, Part, parts, put, put_in_parts
 
+MAX_PAGES = 10_000  # of a listing, each of up to 1,000 objects: a hundred times the longest run's
+
 T = TypeVar("T")
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -100,14 +102,19 @@ class S3Store:
     def list(self, prefix: str = "") -> Keys:
         found: set[str] = set()
         page: dict[str, Any] = {"Prefix": self._prefix + prefix}
-        while True:
+        for _ in range(MAX_PAGES):
             answer = self._send("list_objects_v2", prefix, **page)
             found.update(entry["Key"].removeprefix(self._prefix) for entry in answer.get("Contents", []))
             if not answer.get("IsTruncated"):
                 return sorted(key for key in found if _is_key(key))
             if (after := answer.get("NextContinuationToken")) in (None, page.get("ContinuationToken")):
-                raise StorageError(f"{self.uri}: the server lists objects without end", cause="a broken server")
+                break
             page["ContinuationToken"] = after
+        raise StorageError(
+            f"{self.uri}: the server lists objects below {prefix!r} without end: {len(found):,} so far",
+            cause="a broken or hostile server, or the address of far more than a run",
+            next_step="check the address",
+        )
 
     def size(self, key: str) -> int:
         check_key(key)

@@ -1,5 +1,6 @@
 """What a server refuses is told in one sentence; keys are told to nobody."""
 
+import itertools
 import logging
 import traceback
 
@@ -52,6 +53,21 @@ def test_an_address_that_is_none(store: S3Store, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StorageError, match="no connection can be set up: ValueError") as caught:
         store.read("k")
     assert "canary" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_listing_without_end(store: S3Store, monkeypatch: pytest.MonkeyPatch, fresh: bool) -> None:
+    """Each page promises another: by ever new tokens, or by the same one."""
+    numbers = itertools.count()
+
+    def answer(operation: str, key: str, **given: object) -> dict[str, object]:
+        return {"IsTruncated": True, "NextContinuationToken": f"{next(numbers) if fresh else 0}"}
+
+    monkeypatch.setattr(store, "_send", answer)
+    monkeypatch.setattr("storage.s3.MAX_PAGES", 50)
+    with pytest.raises(StorageError, match="lists objects below 'a/' without end: 0 so far"):
+        store.list("a/")
+    assert next(numbers) == (50 if fresh else 0)
 
 
 def test_no_permission_to_write(proxy: Proxy, store: S3Store) -> None:
