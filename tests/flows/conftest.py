@@ -87,6 +87,6 @@ def folder(api: str, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     verbatim("prepare", recipe, "--folder", folder)
     train = subprocess.Popen(command("train", recipe, "--folder", folder, "--backend", "reference"), cwd=ROOT)
     kill_after(folder / "run", 5, train.pid)
-    assert train.wait(240) == 0
+    assert train.wait(480) == 0
     verbatim("publish", folder)
     return folder
