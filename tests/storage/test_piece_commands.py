@@ -79,7 +79,8 @@ def opened(trained: Small, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     desk = Desk(folder)
     code, said = desk.type("open", *OF)
     assert code == 0 and f"step {STEP} is open: {UNITS} units, {UNITS * 12} fingerprints: " in said, said
-    assert f"next: verbatim audit {desk.published.root} --step 6 --draw {DATE} --unit 1, or --sum, or --update" in said
+    where = f"{desk.published.root} --step 6 --draw {DATE} --records {desk.records.root}"
+    assert f"next: verbatim audit {where} --unit 1, or --sum, or --update" in said
     return desk
 
 
