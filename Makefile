@@ -61,7 +61,7 @@ s3: .venv/installed ## stores at s3:// on a real server, SeaweedFS, which it ins
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[s3]'
 	$(BIN)/python -m pytest -m s3 tests/s3
 
-page: .venv/installed ## the report page in a headless Chromium: 80,957 steps, no mouse, a phone (8 minutes on busy cores)
+page: .venv/installed ## the report page in a headless Chromium: 80,957 steps, no mouse, a phone (about 2 minutes)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[ui]'
 	$(BIN)/python -m tests.browser.chromium
 	$(BIN)/python -m pytest -s -m browser tests/browser
@@ -88,7 +88,7 @@ olmes: ## only set up .venv-olmes, in which lm-eval asks an exported model tasks
 	@test -x .venv-olmes/bin/python || $(PYTHON) -m venv .venv-olmes
 	.venv-olmes/bin/python -m pip install -qq --disable-pip-version-check -r deployments/olmes.txt
 
-ui: .venv/installed ## the UI in a browser, real server and worker, cancelled and killed (about 15 minutes; needs chromium)
+ui: .venv/installed ## the UI in a browser, real server and worker, cancelled and killed (about 20 minutes; needs chromium)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[ui]'
 	$(BIN)/python -m pytest tests/ui
 
