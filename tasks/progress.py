@@ -93,19 +93,20 @@ class Progress(Pace):
     def before(self, done: int, note: str) -> None:
         """Say what happens before the first unit; its time says nothing of the pace."""
         tell(Report(self.phase, done, self.total, self.unit, None, note))
-        if time.monotonic() - self._logged >= LOGGED:
-            self._logged = time.monotonic()
-            get_run_logger().info(f"{self.phase}: {note}")
+        self._log(f"{self.phase}: {note}")
 
     def _send(self, report: Report) -> None:
         self._sent = time.monotonic()
         share = min(100.0, 100.0 * report.done / max(report.total, 1))
         text = f"{report.phase}: {report}"
-        if report.done >= report.total or time.monotonic() - self._logged >= LOGGED:
-            self._logged = time.monotonic()
-            get_run_logger().info(text)
+        self._log(text, at_once=report.done >= report.total)
         with contextlib.suppress(httpx.HTTPError):  # a server that restarts just now ends no work
             self._update(share, text)
+
+    def _log(self, text: str, at_once: bool = False) -> None:
+        if at_once or time.monotonic() - self._logged >= LOGGED:
+            self._logged = time.monotonic()
+            get_run_logger().info(text)
 
     def _update(self, share: float, text: str) -> None:
         if self._artifact is None:
