@@ -26,7 +26,7 @@ from storage.store import Store, open_store
 COUNTED = ("cpu", "nvidia")  # backends whose memory is counted, in model/memory.py and device_memory.py
 
 
-def certificates(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
+def records(copies: list[str], paths: list[Path], again: tuple[str, Report] | None = None) -> list[dict[str, str]]:
     """Check records of audits against a published ledger, and all of them beside each other; see check_given().
 
     copies: addresses of the release, the preferred first; bad copies are named after what is genuine. again: backend

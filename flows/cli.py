@@ -256,7 +256,7 @@ def verify(
         raise UsageError("--replay needs certificates", next_step="verbatim verify --help")
     copies = [_absolute(store), *_all_absolute(mirror)]
     if certificates:
-        done = checks.certificates(copies, certificates, (backend, _say(as_json)) if replay else None)
+        done = checks.records(copies, certificates, (backend, _say(as_json)) if replay else None)
     else:
         done = checks.release(copies)
     if as_json:

@@ -86,7 +86,7 @@ class _Server:
         }
         arguments = ["--no-prompt", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
         with self._log.open("ab") as output:
-            return leash.start("flows.first_ui", arguments, output, subprocess.STDOUT, settings)
+            return leash.start("flows.prefect_cli", arguments, output, subprocess.STDOUT, settings)
 
     def _keep(self) -> None:
         while True:

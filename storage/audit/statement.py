@@ -146,7 +146,8 @@ def _check_trainer(ledger: Ledger, key: Key) -> None:
         raise Refused(
             f"the key {key.public} is not the run's trainer {ledger.header.trainer}, whose word a draw needs",
             cause="another key folder than in training, or another's run",
-            next_step="verbatim next names a step that was drawn already; --keys names the trainer's folder",
+            next_step="verbatim next names a step that was drawn already; who has the trainer's key draws, by verbatim "
+            "sample --keys FOLDER, or from the UI of the machine that trained",
         )
 
 

@@ -143,9 +143,9 @@ def test_a_run_goes_on_while_its_server_is_restarted(
     folder = begun(mix, tmp_path)
     run = train(served, recipe, folder)
     training = in_step(served, folder, 1)
-    (old,) = served.processes("flows.first_ui")
+    (old,) = served.processes("flows.prefect_cli")
     os.kill(old.pid, signal.SIGKILL)
-    until("another server", lambda: [p for p in served.processes("flows.first_ui") if p.pid != old.pid])
+    until("another server", lambda: [p for p in served.processes("flows.prefect_cli") if p.pid != old.pid])
     assert training == children(served, folder) or not children(served, folder)
     assert trained(served, run, folder) == undisturbed
 

@@ -1,0 +1,27 @@
+"""Prefect's command line as this project serves it: `python -m flows.prefect_cli server start`.
+
+With its first UI alone: the second fetches a configuration from another host, even with analytics off, and no setting
+hides it. And SQLite's transactions that may write take the lock when they begin. Prefect's begin as readers; one that
+writes after another has is refused at once, and the flow that asked waits two seconds before it asks again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import prefect
+from prefect.cli import app
+from prefect.server.database.configurations import AioSqliteConfiguration
+
+_begin = AioSqliteConfiguration.begin_transaction
+
+
+def _begin_locked(config: AioSqliteConfiguration, session: Any, with_for_update: bool = False) -> Any:
+    return _begin(config, session, with_for_update=True)
+
+
+if __name__ == "__main__":
+    prefect.__ui_v2_static_path__ = Path("not-offered")  # a UI without files is passed over
+    setattr(AioSqliteConfiguration, _begin.__name__, _begin_locked)
+    app()
