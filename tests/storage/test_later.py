@@ -137,7 +137,7 @@ def test_a_draw_that_lies_elsewhere_is_not_listed_and_not_later(made: Small, lat
 
 def test_verify_takes_a_dispute_file(made: Small, records: LocalStore, auditor: Key, tmp_path: Path) -> None:
     path = records.path(records.list("disputes/")[0])
-    (line,) = checks.certificates([made.published.uri], [path])
+    (line,) = checks.records([made.published.uri], [path])
     assert line["says"] == f"dispute of step {FLAWED}, by key {auditor.public}: verbatim dispute judges it"
     with small.stand_in(flaw=FLAWED):
         mine = audit_step(made.published, FLAWED, "cpu", auditor).certificate
@@ -145,4 +145,4 @@ def test_verify_takes_a_dispute_file(made: Small, records: LocalStore, auditor: 
     forged = tmp_path / "forged.json"
     forged.write_bytes(disputed(mine, auditor, signer=made.key))
     with pytest.raises(CertificateFault, match="the signature is not that of key"):
-        checks.certificates([made.published.uri], [forged])
+        checks.records([made.published.uri], [forged])

@@ -170,7 +170,7 @@ def test_scores_are_published_found_later_and_shown_with_state_and_signer(made: 
         (12, "Ada", "the mean of 1 task")
     ]
     assert "scores of state 12, by Ada: 57.1%, the mean of 1 task: colours 57.1%" in list(report_lines(found))
-    (genuine,) = checks.certificates([later.uri], [records.path(key)])
+    (genuine,) = checks.records([later.uri], [records.path(key)])
     assert genuine["says"].startswith(f"scores of state 12, by key {done['evaluator']}: 57.1%, the mean of 1 task")
     state, shown = Ledger(later).state_root(12), page.read_text(encoding="utf-8")
     row = shown[shown.index("<h3>Scores on tasks</h3>") :].partition("</table>")[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from flows.checks import certificates as verify
+from flows.checks import records as verify
 from flows.cli import app
 from storage.audit.certificate import Beacon, sign
 from storage.audit.draw import draw_key, load_draw
