@@ -23,5 +23,5 @@ def _begin_locked(config: AioSqliteConfiguration, session: Any, with_for_update:
 
 if __name__ == "__main__":
     prefect.__ui_v2_static_path__ = Path("not-offered")  # a UI without files is passed over
-    setattr(AioSqliteConfiguration, _begin.__name__, _begin_locked)
+    AioSqliteConfiguration.begin_transaction = _begin_locked  # type: ignore[assignment, method-assign]
     app()

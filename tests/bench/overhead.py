@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def measured(how: str, recipe: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
+@contextmanager
+def _served() -> Iterator[None]:
+    began = time.monotonic()
+    with server.running():
+        print(f"server: started in {time.monotonic() - began:.1f} s", flush=True)
+        yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="demo")
@@ -93,12 +102,10 @@ def main() -> None:
         print({"flows": as_flows, "plainly": plainly}[how](given.recipe, Path(folder) / "run"))
         return
     seconds: dict[str, list[float]] = {"flows": [], "plainly": []}
+    beside = {"flows": _served, "plainly": nullcontext}
     for _ in range(given.rounds):
         for how, found in seconds.items():
-            began = time.monotonic()
-            with server.running() if how == "flows" else nullcontext():
-                if how == "flows":
-                    print(f"server: started in {time.monotonic() - began:.1f} s", flush=True)
+            with beside[how]():
                 found.append(measured(how, given.recipe))
             print(f"{how}: {found[-1]:.1f} s", flush=True)
     best = {how: min(found) for how, found in seconds.items()}
