@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prefect import flow
 from prefect.runtime import flow_run
 
+from flows.engine import flow
 from flows.forms import Address, Addresses, Backend, Place, Step
 from flows.naming import short, tagged
 from tasks.audit import audit_step

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
+from flows.engine import flow
 from flows.forms import Address, Backend, Place, Step
 from flows.naming import named, tagged
 from tasks.evaluate import check_held_out, score

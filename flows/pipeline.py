@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from prefect import flow, get_run_logger
+from prefect import get_run_logger
 from pydantic import BaseModel, ConfigDict
 
 from flows.audit import audit
+from flows.engine import flow
 from flows.forms import Audits, Backend, Place, Recipe
 from flows.naming import named, tagged
 from flows.prepare import prepare

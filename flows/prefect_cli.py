@@ -2,11 +2,13 @@
 
 With its first UI alone: the second fetches a configuration from another host, even with analytics off, and no setting
 hides it. And SQLite's transactions that may write take the lock when they begin. Prefect's begin as readers; one that
-writes after another has is refused at once, and the flow that asked waits two seconds before it asks again.
+writes after another has is refused at once, and the flow that asked waits two seconds before it asks again. The server
+gives way to whoever computes.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,4 +26,5 @@ def _begin_locked(config: AioSqliteConfiguration, session: Any, with_for_update:
 if __name__ == "__main__":
     prefect.__ui_v2_static_path__ = Path("not-offered")  # a UI without files is passed over
     AioSqliteConfiguration.begin_transaction = _begin_locked  # type: ignore[assignment, method-assign]
+    os.nice(10)
     app()

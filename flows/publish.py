@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
+from flows.engine import flow
 from flows.forms import Address, Place
 from flows.naming import named, tagged
 from tasks.publish import publish_run

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
+from flows.engine import flow
 from flows.forms import Place, Recipe
 from flows.naming import named, tagged
 from tasks.prepare import claim_folder, compare_mixes, prepare_mix

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import get_run_logger
 
+from flows.engine import flow
 from flows.forms import Backend, Place, Recipe
 from flows.naming import named, tagged
 from storage import recipe as recipes
