@@ -30,10 +30,10 @@ demo: .venv/installed ## raw text to audited steps, on this computer (about 5 mi
 demo-slow: .venv/installed ## the same on one thread and without AMX or VNNI: the same roots, under 25 minutes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/python -m flows.demo
 
-test: lint ## style, types and all tests but the slow ones, two files at a time (about 25 minutes)
+test: lint ## style, types and all tests but the slow ones, two files at a time (about 15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not s3 and not ui and not browser' --ignore tests/ui
 
-test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 25 minutes)
+test-slow: .venv/installed ## the slow tests: other instruction sets, long runs, memory at its limit, chaos in short (about 35 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow and not s3 and not ui and not browser' $(SLOW)
 
 ptx: .venv/installed ## every NVIDIA kernel compiled and read, no GPU needed (about 6 minutes; Linux on x86-64)

@@ -203,8 +203,6 @@ def audit(
               verbatim audit s3://first/demo --mirror s3://second/demo --step 17
               verbatim audit runs/demo/published --step 17 --unit 1 --draw 2026-11-29
     """
-    from tasks import pieces, replay
-
     parts = [f"unit {unit}"] * (unit is not None) + ["sum"] * sum_ + ["update"] * update
     if initial == (step is not None):
         raise UsageError("give either --step NUMBER or --initial", next_step="verbatim audit --help")
@@ -215,6 +213,8 @@ def audit(
             "--unit, --sum and --update are parts of a step, one at a time, and need the draw that it was opened for",
             next_step=f"verbatim audit {store} --step {step or 0} --{parts[0]} --draw DATE",
         )
+    from tasks import pieces, replay  # late: torch takes seconds, which wrong usage need not
+
     kept, signing, copies = str(records.absolute()), str(keys.absolute()), _all_absolute(mirror)
     address, report = _absolute(store), _say(as_json)
     if parts:
@@ -250,11 +250,11 @@ def verify(
     Examples: verbatim verify runs/demo/published runs/audits/certificates/*.json
               verbatim verify runs/demo/published stranger.json --replay
     """
-    from flows import checks
-
     if replay and not certificates:
         raise UsageError("--replay needs certificates", next_step="verbatim verify --help")
     copies = [_absolute(store), *_all_absolute(mirror)]
+    from flows import checks
+
     if certificates:
         done = checks.records(copies, certificates, (backend, _say(as_json)) if replay else None)
     else:

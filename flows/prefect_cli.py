@@ -9,12 +9,18 @@ gives way to whoever computes.
 from __future__ import annotations
 
 import os
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import prefect
 from prefect.cli import app
+from prefect.server.api import background_workers
 from prefect.server.database.configurations import AioSqliteConfiguration
+
+# Between two looks, in memory, for services whose time has come; Prefect has 0.25 s.
+LOOK = timedelta(seconds=1)
 
 _begin = AioSqliteConfiguration.begin_transaction
 
@@ -26,5 +32,8 @@ def _begin_locked(config: AioSqliteConfiguration, session: Any, with_for_update:
 if __name__ == "__main__":
     prefect.__ui_v2_static_path__ = Path("not-offered")  # a UI without files is passed over
     AioSqliteConfiguration.begin_transaction = _begin_locked  # type: ignore[assignment, method-assign]
+    background_workers.Worker = partial(  # type: ignore[assignment, misc]
+        background_workers.Worker, minimum_check_interval=LOOK, scheduling_resolution=LOOK
+    )
     os.nice(10)
     app()

@@ -13,7 +13,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 LOGGED = 10.0  # seconds between two lines of the run's log that say the same
-EVERY = 2.0  # seconds between two updates of the artifact: each is a request to the server
+EVERY = 5.0  # seconds between two updates of the artifact: each is a request to the server
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def by_window(gradients: list[np.ndarray], windows: int) -> list[tuple[str, ...]
     return [tuple(tensor_digest("window", part[w]) for part in parts) for w in range(windows)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*kernels.HOSTS, "generic:cpu"))
 def test_attention_backward_repeats_alone_and_among_others(name: str) -> None:
     """dQ differed from run to run: its parts were added by atomics, in the order in which blocks happened to end."""

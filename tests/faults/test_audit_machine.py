@@ -73,6 +73,7 @@ def test_a_process_that_is_wrong_as_long_as_it_lives(
     assert "at first: entry 6 differs: " in verdict.detail
 
 
+@pytest.mark.slow
 def test_initial_weights_that_are_wrong_in_the_used_process_only(
     made: Small, auditor: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:

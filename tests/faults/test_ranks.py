@@ -40,6 +40,7 @@ def trajectory(records: list[StepRecord]) -> list[list[str | None]]:
     return [whole_step.digests(record) for record in records]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_world_sizes_give_one_state(name: str) -> None:
     """The loss differed between degrees of parallelism: random numbers and sums followed the layout of the shards."""

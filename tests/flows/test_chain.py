@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from storage.account import account
 from storage.figures import probe_key
 from storage.ledger import part_key
@@ -28,6 +30,7 @@ def test_a_killed_segment_is_repeated_and_compared(folder: Path) -> None:
     assert set(found.held_out) == {0, 4, 8, 12}
 
 
+@pytest.mark.slow
 def test_audits_of_the_initial_state_and_of_a_drawn_step_match(folder: Path, tmp_path: Path) -> None:
     published, records = folder / "published", tmp_path / "records"
     beacon = tmp_path / "beacon.json"
@@ -45,6 +48,7 @@ def test_audits_of_the_initial_state_and_of_a_drawn_step_match(folder: Path, tmp
     assert [piece["fits"] for piece in result("doctor", "--run", published)] == [True] * 4
 
 
+@pytest.mark.slow
 def test_a_changed_certificate_is_an_input_fault(folder: Path, tmp_path: Path) -> None:
     audited = result("audit", folder / "published", "--initial", *REFERENCE, "--records", tmp_path)
     path = Path(audited["certificate"])
@@ -52,12 +56,14 @@ def test_a_changed_certificate_is_an_input_fault(folder: Path, tmp_path: Path) -
     assert "certificate" in verbatim("verify", folder / "published", path, expect=11).stderr
 
 
+@pytest.mark.slow
 def test_nothing_to_compare_with_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert result("audit", tmp_path / "empty", "--initial", *REFERENCE, expect=13)["verdict"] == "refused"
     assert "steps 0 to 11" in result("audit", folder / "published", "--step", "12", *REFERENCE, expect=13)["detail"]
 
 
+@pytest.mark.slow
 def test_a_changed_ledger_is_an_input_fault_that_names_the_entry(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "published"
     shutil.copytree(folder / "published", copy)
@@ -68,6 +74,7 @@ def test_a_changed_ledger_is_an_input_fault_that_names_the_entry(folder: Path, t
     assert found["verdict"] == "input-fault" and "3" in found["detail"]
 
 
+@pytest.mark.slow
 def test_publishing_again_changes_nothing_and_another_target_works(folder: Path, tmp_path: Path) -> None:
     verbatim("publish", folder)
     verbatim("publish", folder, "--target", f"file://{tmp_path / 'elsewhere'}")
@@ -85,6 +92,7 @@ def test_training_without_windows_names_the_command_that_makes_them(recipe: Path
     assert f"verbatim prepare {recipe}" in verbatim("train", recipe, "--folder", tmp_path, expect=13).stderr
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_last_held_out_loss_gets_it(folder: Path, recipe: Path, tmp_path: Path) -> None:
     for part in ("mix", "run"):
         shutil.copytree(folder / part, tmp_path / part)
@@ -95,6 +103,7 @@ def test_a_run_killed_before_its_last_held_out_loss_gets_it(folder: Path, recipe
     assert last.read_bytes() == expected
 
 
+@pytest.mark.slow
 def test_nobody_is_left_when_the_whole_flow_is_killed(folder: Path, recipe: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "mix", tmp_path / "mix")
     train = subprocess.Popen(command("train", recipe, "--folder", tmp_path, *REFERENCE), cwd=ROOT)

@@ -83,6 +83,7 @@ def test_a_missing_beacon_names_what_to_write(tmp_path: Path) -> None:
     assert str(tmp_path) in said
 
 
+@pytest.mark.slow
 def test_doctor_passes_here() -> None:
     assert "every conformance vector equal" in verbatim("doctor", "--backend", "reference").stdout
 

@@ -22,6 +22,8 @@ from tests.flows import tiny
 from tests.flows.conftest import result, verbatim
 from tests.storage.test_olmes import RESULT, TINY
 
+pytestmark = pytest.mark.slow
+
 
 def test_held_out_losses_are_compared_with_what_was_published(folder: Path, tmp_path: Path) -> None:
     kept = ("--backend", "reference", "--records", tmp_path / "records", "--keys", tmp_path / "keys")

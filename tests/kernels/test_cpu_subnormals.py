@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
 import numpy as np, torch
@@ -25,6 +27,7 @@ with np.errstate(all="ignore"):
 """
 
 
+@pytest.mark.slow
 def test_flushing_subnormals_changes_no_vector() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)

@@ -170,6 +170,7 @@ def test_float64_truths_are_truths() -> None:
         assert abs(mpmath.erfinv(share) - torch.erfinv(torch.tensor(float(share), dtype=torch.float64)).item()) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["EXP2", "LOG2", "NORMAL"])
 def test_the_committed_coefficients_are_the_derived_ones(name: str) -> None:
     assert [int(value.view(np.uint32)) for value in getattr(constants, name)] == DERIVATIONS[name]()

@@ -51,6 +51,7 @@ def test_every_vector_is_reproduced(b: ModuleType, threads: int) -> None:
     assert conformance.self_test(b) == []
 
 
+@pytest.mark.slow
 def test_blocks_of_any_size_give_the_same_bits(b: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "CHUNK", 1)
     monkeypatch.setattr(head, "CHUNK", 1)
@@ -229,6 +230,7 @@ def no_sort(*_: Any, **__: Any) -> torch.Tensor:
     raise NotImplementedError("aten::sort is not implemented for this device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong", "operations"),
     [

@@ -41,6 +41,7 @@ def trained(run: RunSpec, name: str, steps: int) -> State:
     return state
 
 
+@pytest.mark.slow
 @BACKENDS
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("rule", ["max", "lsq"])
@@ -73,6 +74,7 @@ def test_loss_agrees_with_float64(name: str) -> None:
     assert abs(float(canonical.from_bits(bits)) - expected) < 0.01
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_one_batch_is_learned_by_heart(name: str) -> None:
     run = tiny.spec(peak_lr="0.004")

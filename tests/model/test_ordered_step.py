@@ -104,6 +104,7 @@ def test_backends_agree(name: str) -> None:
     assert found[2].scalars() == expected[2].scalars()
 
 
+@pytest.mark.slow
 def test_no_memory_plan_changes_a_bit() -> None:
     run = spec(choice(3, 2))
     expected = done(run, "cpu")[0]

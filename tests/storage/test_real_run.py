@@ -25,7 +25,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return made
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 def test_audits_on_both_backends(real: Small, backend: str) -> None:
     auditor = load_or_create_key(real.folder / "auditor", backend)
     initial = audit_initial(real.published, backend, auditor)

@@ -53,6 +53,7 @@ def test_a_rank_whose_step_does_not_end_is_named(trainer: Trainer) -> None:
     assert len(trainer.run().ledger) == 5 and trainer.store.list("lease/") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_within_a_step_ends_the_segment_with_its_error(trainer: Trainer, rank: int) -> None:
     with pytest.raises((ChildFailed, ChildKilled)) as caught:
@@ -63,6 +64,7 @@ def test_a_rank_that_fails_within_a_step_ends_the_segment_with_its_error(trainer
     assert re.search(rf"ValueError: the device is out of order|{reason}", str(caught.value))
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named(trainer: Trainer) -> None:
     done = trainer.train(2, fault={"rank": 1, "kind": "slow"})
     assert done["outcome"] == "finished" and done["slow"].startswith("rank 1 is slow: ")

@@ -46,6 +46,7 @@ def alone(made: Trainer, until: int) -> None:
     train_segment(made.run(), "cpu", until, checkpoint_every=4, diagnostics_every=4)
 
 
+@pytest.mark.slow
 def test_ranks_and_their_replay_end_in_one_head_that_one_process_audits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

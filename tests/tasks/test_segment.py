@@ -88,6 +88,7 @@ def children(pid: int) -> list[int]:
     return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
 
 
+@pytest.mark.slow
 def test_segments_of_several_processes_that_are_stopped_and_killed_end_in_one_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from tests.worlds import world
 PATIENCE = 120  # seconds until a test that waits has failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_is_gathered_while_steps_go_on_is_the_state_that_was_saved(size: int, tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")  # a fork has the locks of thread pools that tests before have used

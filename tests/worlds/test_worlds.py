@@ -51,10 +51,12 @@ def test_idle_turns() -> None:
     assert [idle(units, 4) for units in (1, 3, 4, 5, 8)] == [3, 1, 0, 3, 0]
 
 
+@pytest.mark.slow
 def test_worlds_of_one_two_and_three_give_one_trajectory() -> None:
     assert f"trajectory root {TRAJECTORY}" in report("tests.worlds.run", "--short")
 
 
+@pytest.mark.slow
 def test_a_run_resumed_at_every_step_on_another_world_size() -> None:
     assert f"trajectory root {RESUMED}" in report("tests.worlds.resume", "--short")
 

@@ -79,7 +79,8 @@ def test_every_shape(shape: AttentionShape, windows: int) -> None:
     check(shape, case(shape, windows))
 
 
-@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 3])
 def test_heads_whose_tiles_do_not_fit_follow_one_another(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four groups of two heads; a head of 200 tokens with a window of 60 has 7 tiles, two by most blocks of queries."""
     module = importlib.import_module("kernels.nvidia.attention_backward")

@@ -24,7 +24,8 @@ CASES = [
     (2, [(520,)], "f4"),  # chunks of 256, 256 and 8 words in two programs; a node that rises
     # Whole chunks: leaves of 66, 66 and 22, merged by two programs.
     pytest.param(1024, [(7, 5632)] * 2, "f4", marks=pytest.mark.slow),
-    (1024, [(18, 511)], "i8"),  # leaves of 68 and 4 chunks, the last of each shorter
+    # Leaves of 68 and 4 chunks, the last of each shorter.
+    pytest.param(1024, [(18, 511)], "i8", marks=pytest.mark.slow),
 ]
 
 

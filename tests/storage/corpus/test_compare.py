@@ -128,6 +128,7 @@ def test_another_text_of_the_same_length_names_window_and_documents(
     assert said.startswith("source texts, train window ") and f"which holds text of texts.tar {CALM} 0" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_windows", [1, 8])
 @pytest.mark.parametrize("longer", ["recorded", "rebuilt"])
 def test_windows_that_only_one_mix_has(
