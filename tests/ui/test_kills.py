@@ -71,6 +71,18 @@ def in_step(served: Served, folder: Path, step: int) -> list[int]:
     return until("a training process", lambda: children(served, folder))
 
 
+def send(processes: list[int], number: signal.Signals) -> None:
+    for pid in processes:
+        os.kill(pid, number)
+
+
+def asked_to_end(process: int) -> bool:
+    """Whether SIGTERM waits for a stopped process."""
+    status = Path(f"/proc/{process}/status").read_text()
+    pending = re.search(r"^ShdPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return pending is not None and bool(int(pending[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def trained(served: Served, run: str, folder: Path) -> str:
     assert served.finished(run) == "COMPLETED"
     found = account(open_store(str(folder / "run")))
@@ -84,8 +96,11 @@ def test_cancelling_ends_the_processes_within_seconds_and_keeps_a_whole_state(
     folder = begun(mix, tmp_path)
     run = train(served, recipe, folder)
     training = in_step(served, folder, 5)
+    send(training, signal.SIGSTOP)  # so that it is not done before it is asked to end
     began = time.monotonic()
     served.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    until("training is asked to end", lambda: all(map(asked_to_end, training)))
+    send(training, signal.SIGCONT)
     assert all(gone(pid, LATEST) for pid in training)
     print(f"cancelled: processes gone after {time.monotonic() - began:.1f} s")
     assert served.finished(run) == "CANCELLED"
@@ -100,11 +115,9 @@ def test_two_trainings_of_one_run_do_not_coexist(served: Served, mix: Path, reci
     folder = begun(mix, tmp_path)
     run = train(served, recipe, folder)
     training = in_step(served, folder, 1)
-    for pid in training:
-        os.kill(pid, signal.SIGSTOP)  # so that it is not done before the other has begun
+    send(training, signal.SIGSTOP)  # so that it is not done before the other has begun
     said = verbatim("train", recipe, "--folder", folder, "--backend", "reference", expect=13).stderr
-    for pid in training:
-        os.kill(pid, signal.SIGCONT)
+    send(training, signal.SIGCONT)
     assert "this run is being trained by process" in said
     second = train(served, recipe, folder)
     until("the second waits its turn", lambda: served.call("GET", f"/flow_runs/{second}")["state_name"] != "Scheduled")
