@@ -88,7 +88,7 @@ olmes: ## only set up .venv-olmes, in which lm-eval asks an exported model tasks
 	@test -x .venv-olmes/bin/python || $(PYTHON) -m venv .venv-olmes
 	.venv-olmes/bin/python -m pip install -qq --disable-pip-version-check -r deployments/olmes.txt
 
-ui: .venv/installed ## the UI in a browser, real server and worker, cancelled and killed (about 15 minutes; needs chromium)
+ui: .venv/installed ## the UI in a browser, real server and worker, cancelled and killed (about 10 minutes; needs chromium)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[ui]'
 	$(BIN)/python -m pytest tests/ui
 

@@ -8,6 +8,7 @@ gives way to whoever computes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import timedelta
 from functools import partial
@@ -21,6 +22,7 @@ from prefect.server.database.configurations import AioSqliteConfiguration
 
 # Between two looks, in memory, for services whose time has come; Prefect has 0.25 s.
 LOOK = timedelta(seconds=1)
+NICE = 10
 
 _begin = AioSqliteConfiguration.begin_transaction
 
@@ -29,11 +31,18 @@ def _begin_locked(config: AioSqliteConfiguration, session: Any, with_for_update:
     return _begin(config, session, with_for_update=True)
 
 
+def _give_way() -> None:
+    """To whoever computes: in this session and, where Linux weighs whole sessions (autogroup), in others."""
+    os.nice(NICE)
+    with contextlib.suppress(OSError):  # there is no such file where it does not
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
 if __name__ == "__main__":
     prefect.__ui_v2_static_path__ = Path("not-offered")  # a UI without files is passed over
     AioSqliteConfiguration.begin_transaction = _begin_locked  # type: ignore[assignment, method-assign]
     background_workers.Worker = partial(  # type: ignore[assignment, misc]
         background_workers.Worker, minimum_check_interval=LOOK, scheduling_resolution=LOOK
     )
-    os.nice(10)
+    _give_way()
     app()

@@ -117,7 +117,8 @@ def _send_last_logs() -> None:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        # One that is not there refuses at once; on a busy machine one that is there takes its time.
+        with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False

@@ -21,7 +21,7 @@ from tasks import leash
 
 UI_PORT = 4200
 QUERY = "2"  # seconds between two questions of the worker for something to do; Prefect's own are 10
-LOST = lease.TERM + float(environment.ALIVE["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+LOST = lease.TERM + environment.HEARTBEAT
 AGAIN = 5.0  # seconds before a worker that ended is followed by another
 
 

@@ -95,7 +95,7 @@ def test_cancelling_ends_the_processes_within_seconds_and_keeps_a_whole_state(
 ) -> None:
     folder = begun(mix, tmp_path)
     run = train(served, recipe, folder)
-    training = in_step(served, folder, 5)
+    training = in_step(served, folder, 1)
     send(training, signal.SIGSTOP)  # so that it is not done before it is asked to end
     began = time.monotonic()
     served.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
