@@ -83,6 +83,12 @@ def asked_to_end(process: int) -> bool:
     return pending is not None and bool(int(pending[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+def told(served: Served, run: str, pattern: str) -> bool:
+    """Whether a line of the run's log, as the server has it, matches."""
+    logs = served.call("POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
+    return any(re.search(pattern, line["message"]) for line in logs)
+
+
 def trained(served: Served, run: str, folder: Path) -> str:
     assert served.finished(run) == "COMPLETED"
     found = account(open_store(str(folder / "run")))
@@ -146,8 +152,8 @@ def test_a_killed_workers_run_is_taken_over_and_repeats_nothing_that_was_finishe
     )
     assert trained(served, run, folder) == undisturbed
     assert before == {key: (folder / "run" / key).stat().st_mtime_ns for key in before}
-    logs = served.call("POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
-    assert any(re.search(r"Train: \d+ of 12 steps", line["message"]) for line in logs)
+    # Its last lines are sent after its last state.
+    until("the run's log says how far it is", lambda: told(served, run, r"Train: \d+ of 12 steps"), LATEST)
 
 
 def test_a_run_goes_on_while_its_server_is_restarted(
