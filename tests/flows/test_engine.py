@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +16,10 @@ from prefect import flow_engine
 
 from flows import engine
 from tests.flows.conftest import ROOT
+from tests.ui.served import call, until
 
 LONG = """
-import json, threading, time
+import json, time
 from datetime import datetime, timezone
 from prefect.runtime import flow_run
 from flows import engine
@@ -95,14 +94,9 @@ def heartbeats(api: str, flow_run: str) -> list[dict[str, Any]]:
     """A flow run's, three or more, which the server writes a little late."""
     resource = {"id": [f"prefect.flow-run.{flow_run}"]}
     asked = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": resource}}
-    request = urllib.request.Request(
-        f"{api}/events/filter", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-    )
-    limit = time.monotonic() + 60
-    found: list[dict[str, Any]] = []
-    while len(found) < 3:
-        assert time.monotonic() < limit, found
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            found = json.load(answer)["events"]
-        time.sleep(0.5)
-    return found
+
+    def ask() -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = call(api, "POST", "/events/filter", asked)["events"]
+        return events if len(events) >= 3 else []
+
+    return until("three heartbeats are on the server", ask, 60)

@@ -35,6 +35,27 @@ def until(what: str, ask: Callable[[], T], limit: float = PATIENCE) -> T:
     return found
 
 
+def call(api: str, method: str, path: str, body: Any = None) -> Any:
+    """One request to a server's API; a busy one is asked again."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"{api}{path}", method=method, data=data, headers={"Content-Type": "application/json"}
+    )
+
+    def ask() -> list[Any]:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return [json.loads(answer.read() or b"null")]
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            pass
+        return []
+
+    return until(f"{method} {path} is answered", ask)[0]
+
+
 class Served:
     """A running `make serve`: its API at `url`, its processes below `process`."""
 
@@ -68,24 +89,8 @@ class Served:
         return time.monotonic() - began
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request to the API; a busy server is asked again."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"{self.url}/api{path}", method=method, data=data, headers={"Content-Type": "application/json"}
-        )
-
-        def ask() -> list[Any]:
-            try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    return [json.loads(answer.read() or b"null")]
-            except urllib.error.HTTPError as error:
-                if error.code != 503:
-                    raise
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                pass
-            return []
-
-        return until(f"{method} {path} is answered", ask)[0]
+        """One request to its API."""
+        return call(f"{self.url}/api", method, path, body)
 
     def run(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment, "flow/name"; its id."""
